@@ -15,7 +15,7 @@ from lightning_hooks.judge.weights import record_of
 ROOT = Path(__file__).parents[1]
 ZOO = json.loads((ROOT / "docs/figures/zoo.json").read_text(encoding="utf-8"))
 """What `make_figures.py` wrote: the kinds that each fault of the zoo expects, and the figure of each kind."""
-MONITORS = {kind.report_type.__name__: kind.monitor for group in OF_TRAINING for kind in group if kind.report_type is not None}
+MONITORS = {kind.report_type.__name__: kind.monitor for group in OF_TRAINING for kind in group}
 """The monitor that makes each class of reports."""
 GROUPS = (
     *("Set-up", "Data", "Loss", "Forward", "Backward", "Updates", "Clipping", "Attention, experts, residual streams"),
@@ -147,7 +147,7 @@ def _record(kind: str) -> str:
     results, healthy = zoo_results()
     alarms, _, runs = healthy.partition(" of ")
     lines = [f"In the fault zoo's {runs} healthy trainings {'no' if alarms == '0' else alarms} run had a false alarm of any kind."]
-    lines += [f"{record.text}."] if record is not None else []
+    lines += [f"{record}."] if record else []
     faults = [fault for fault, kinds in ZOO["expected"].items() if kind in kinds and fault in results]
     if not faults:
         return f"{' '.join(lines)} The zoo plants no fault of this kind: how often it is found has not been measured."

@@ -9,7 +9,7 @@ import math
 import re
 import warnings
 import zipfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.declare.kinds import Severity, gravity
+from lightning_hooks.declare.rule import grouped
 from lightning_hooks.hooks.tensors import read_number
 from lightning_hooks.trackers.console import some
 
@@ -82,9 +83,8 @@ class TensorNumbers:
 
 def unread(tensor: Tensor) -> bool:
     """Whether a tensor is not looked at, since it does not hold each of its numbers in the file."""
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        return True
-    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
+    odd = tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta
+    return odd or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 @torch.no_grad()
@@ -324,10 +324,7 @@ def check_loaded(model: nn.Module, state_dict: Mapping[str, Any]) -> LoadedNames
     ours = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if hasattr(tensor, "shape")}
     theirs = {name: tuple(tensor.shape) for name, tensor in weights_in(state_dict)}
     missing, unexpected = (tuple(name for name in one if name not in other) for one, other in ((ours, theirs), (theirs, ours)))
-    ends = defaultdict[str, list[str]](list)  # of missing names, by each of their ends
-    for name in missing:
-        for end in _ends(name):
-            ends[end].append(name)
+    ends = grouped((end, name) for name in missing for end in _ends(name))  # missing names, by each of their ends
     votes: Counter[tuple[str, str]] = Counter()
     for name in unexpected:
         end = next((end for end in _ends(name) if end in ends), "")

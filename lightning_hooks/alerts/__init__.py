@@ -78,14 +78,9 @@ for _rule in sorted((rule for file in FILES for rule in declared_in(file)), key=
         RULES[_report] = (*RULES.get(_report, ()), _rule)
 
 
-def rules_of(report: type[Any] | None) -> tuple[Rule, ...]:
-    """The built-in rules of a class of reports."""
-    return RULES.get(report, ())  # type: ignore[arg-type]
-
-
-def kinds_of(report: type[Any] | None) -> tuple[str, ...]:
+def kinds_of(report: type[Any]) -> tuple[str, ...]:
     """The kinds that the built-in rules raise on a class of reports."""
-    return tuple(dict.fromkeys(rule.kind for rule in rules_of(report)))
+    return tuple(dict.fromkeys(rule.kind for rule in RULES.get(report, ())))
 
 
 __all__ = [

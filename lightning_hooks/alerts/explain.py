@@ -12,7 +12,7 @@ from typing import Any
 from lightning_hooks.alerts import RULES
 from lightning_hooks.declare.cause import PossibleCause
 from lightning_hooks.declare.kinds import KINDS
-from lightning_hooks.declare.rule import Rule
+from lightning_hooks.declare.rule import Rule, grouped
 from lightning_hooks.judge.weights import record_of
 
 _OF_EVERY_RULE = {field.name for field in dataclasses.fields(Rule)}
@@ -66,7 +66,9 @@ def explain(name: str) -> list[str]:
     if name in KINDS:
         return _of_kind(name)
     if name in causes:
-        return _of_cause(*causes[name])
+        cause, kinds = causes[name]
+        lines = [f"{cause.name}: {cause.title}", "", "Try:", *(f"  - {step}." for step in cause.remedies), ""]
+        return lines + _wrapped(f"Explains: {', '.join(kinds)}.")
     known = [*KINDS, *causes]
     near = difflib.get_close_matches(name, known, 3, 0.3) or known
     raise ValueError(f"no built-in rule raises {name!r}, and no cause has that name; the closest names are {', '.join(near)}.")
@@ -74,16 +76,8 @@ def explain(name: str) -> list[str]:
 
 def _causes() -> dict[str, tuple[PossibleCause, list[str]]]:
     """The causes by name, each with the kinds that may have it."""
-    found: dict[str, tuple[PossibleCause, list[str]]] = {}
-    for kind in KINDS.values():
-        for one in kind.causes:
-            found.setdefault(one.name, (one, []))[1].append(kind.name)
-    return found
-
-
-def _of_cause(cause: PossibleCause, kinds: list[str]) -> list[str]:
-    lines = [f"{cause.name}: {cause.title}", "", "Try:", *(f"  - {step}." for step in cause.remedies), ""]
-    return lines + _wrapped(f"Explains: {', '.join(kinds)}.")
+    found = grouped((one.name, (one, kind.name)) for kind in KINDS.values() for one in kind.causes)
+    return {name: (pairs[0][0], [kind for _, kind in pairs]) for name, pairs in found.items()}
 
 
 def _of_kind(kind: str) -> list[str]:
@@ -99,8 +93,7 @@ def _of_kind(kind: str) -> list[str]:
         for name, default in thresholds_of(rule).items():
             lines += _wrapped(f"{name} = {default!r}: {explained.get(name, '')}", "  ", "      ")
     record = record_of(kind)
-    lines += ["", *_wrapped(f"Record: {record.text}.")] if record is not None else []
-    return lines
+    return [*lines, "", *_wrapped(f"Record: {record}.")] if record else lines
 
 
 def _wrapped(text: str, first: str = "", others: str = "") -> list[str]:

@@ -16,9 +16,9 @@ from lightning_hooks.hooks import Faults
 from lightning_hooks.hosts.lightning_adapter import Adapter, EitherPackage
 from lightning_hooks.hosts.lightning_api import callbacks_of, record_rows
 from lightning_hooks.hosts.observers import ModelReports, WithMembers, joining
-from lightning_hooks.session.closing import run_report
 from lightning_hooks.session.member import Member, NewCollector
 from lightning_hooks.session.settings import Settings
+from lightning_hooks.session.terminal import run_report
 from lightning_hooks.statistics.histograms import Histogram
 
 if TYPE_CHECKING:

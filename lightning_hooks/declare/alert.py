@@ -9,16 +9,13 @@ from dataclasses import dataclass
 from hashlib import blake2s
 from typing import Any
 
-from lightning_hooks.declare.brief import lines_html
 from lightning_hooks.declare.cause import Cause, Remedy
 from lightning_hooks.declare.kinds import Severity, capital, inside_a_sentence, kind_of, known_kind
-from lightning_hooks.declare.plain import to_plain
-from lightning_hooks.trackers.console import readable
+from lightning_hooks.declare.plain import lines_html, to_plain
+from lightning_hooks.trackers.console import readable, some
 
-MOST_SAMPLES = 8
-"""How many samples the text of an alert names."""
-WIDTH = 160
-"""Characters of a line in the terminal."""
+MOST_SAMPLES = 8  # how many samples the text of an alert names
+WIDTH = 160  # characters of a line in the terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +113,8 @@ class Alert:
     @property
     def of_samples(self) -> str:
         """The samples in a sentence; empty for none."""
-        shown = ", ".join(map(str, self.samples[:MOST_SAMPLES]))
-        more = f" and {len(self.samples) - MOST_SAMPLES} more" if len(self.samples) > MOST_SAMPLES else ""
-        return f"Sample{'s' * (len(self.samples) > 1)} {shown}{more}." if self.samples else ""
+        shown = some([*map(str, self.samples)], MOST_SAMPLES)
+        return f"Sample{'s' * (len(self.samples) > 1)} {shown}." if self.samples else ""
 
     @property
     def text(self) -> str:
@@ -165,8 +161,7 @@ class Alert:
 
     def record(self) -> dict[str, Any]:
         """The alert in plain types that JSON can say; numbers that are not finite become texts, as in reports."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
+        return dict(to_plain(self))
 
 
 def fingerprint_of(kind: str, site: str) -> str:

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import REARM, SEVERITIES
 from lightning_hooks.declare.plain import from_plain, to_plain
+from lightning_hooks.declare.rule import grouped
 from lightning_hooks.declare.rulebook import Candidate
 
-MOST_OCCURRENCES = 50
-"""How many occurrences of one kind are kept."""
+MOST_OCCURRENCES = 50  # how many occurrences of one kind are kept
 
-Key = tuple[str, bool]
-"""Kind, and whether it is more than an info: the identity of a problem while it lasts."""
+Key = tuple[str, bool]  # kind, and whether it is more than an info: the identity of a problem while it lasts
 
 
 class EarlyChecks(NamedTuple):
@@ -73,23 +72,11 @@ class Occurrence:
     since: int = -1
     until: int = -1
     severity: str = "info"
-    sites: dict[str, None] = field(default_factory=dict)
-    consequences: dict[str, None] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Occurrence:
-        """One in plain types."""
-        alerts = {name: from_plain(Alert, plain[name]) for name in ("passed_on", "first")}
-        return cls(**{**plain, **alerts, **{table: dict.fromkeys(plain[table]) for table in ("sites", "consequences")}})
+    sites: dict[str, Any] = field(default_factory=dict)  # in order, without values
+    consequences: dict[str, Any] = field(default_factory=dict)
 
     def add(self, at: int, roots: Sequence[Alert], alerts: Iterable[Alert]) -> None:
-        """Enter a window.
-
-        Args:
-            at: Its place.
-            roots: The root causes of this kind.
-            alerts: The alerts of all monitors.
-        """
+        """Enter a window by its place: the root causes of this kind in it, and the alerts of all monitors."""
         if self.since < 0:
             self.since, self.first = at, _leader(roots)
         self.until, names = at, {root.name for root in roots}
@@ -137,21 +124,10 @@ class AlertBook:
         """The root causes that last, each as it was passed on first, with the highest severity since."""
         return [occurrence.passed_on for _, occurrence in self.lasting if occurrence.root]
 
-    @property
-    def ended(self) -> list[Occurrence]:
-        """What is over, in the order in which it ended."""
-        over = (occurrence for known in self.problems.values() for occurrence in known if occurrence.over)
-        return sorted(over, key=lambda occurrence: occurrence.number)
-
-    def is_open(self, alert: Alert) -> bool:
-        """Whether an alert belongs to a problem that was a root cause in the last window."""
+    def passed_on(self, alert: Alert) -> Alert | None:
+        """The alert by which the problem of an alert was passed on; None where it was no root cause in the last window."""
         occurrence = self._open(alert)
-        return occurrence is not None and occurrence.root
-
-    def first(self, alert: Alert) -> Alert:
-        """The alert by which the problem of an alert was passed on, while it lasts; else the alert."""
-        occurrence = self._open(alert)
-        return alert if occurrence is None else occurrence.passed_on
+        return occurrence.passed_on if occurrence is not None and occurrence.root else None
 
     @property
     def lasting(self) -> list[tuple[Key, Occurrence]]:
@@ -218,8 +194,14 @@ class AlertBook:
         return dataclasses.replace(alert, also=also, since_step=known.since_step, **{name: getattr(known, name) for name in words})
 
     def at_once(self, alerts: Iterable[Alert]) -> list[Alert]:
-        """Enter alerts found in the middle of a window; return those to pass on. Nothing ends before the window does."""
-        new = self.fresh(alerts)
+        """Enter alerts found in the middle of a window; nothing ends before the window does.
+
+        Returns:
+            Of each problem that is to be passed on, because it is new or more severe than before, the alert that stands for it.
+        """
+        leaders = [(self._open(group[0]), _leader(group)) for group in _roots(alerts).values()]
+        level = SEVERITIES.index
+        new = [new for known, new in leaders if known is None or level(new.severity) > level(known.passed_on.severity)]
         for alert in new:
             occurrence = self._open(alert)
             if occurrence is None:
@@ -229,12 +211,6 @@ class AlertBook:
             else:
                 occurrence.passed_on = dataclasses.replace(occurrence.passed_on, severity=alert.severity)
         return new
-
-    def fresh(self, alerts: Iterable[Alert]) -> list[Alert]:
-        """Of each problem that is to be passed on, because it is new or more severe than before, the alert that stands for it."""
-        leaders = [(self._open(group[0]), _leader(group)) for group in _roots(alerts).values()]
-        level = SEVERITIES.index
-        return [new for known, new in leaders if known is None or level(new.severity) > level(known.passed_on.severity)]
 
     def new_alerts(
         self, alerts: Iterable[Alert], at: int | None = None, loss: float = math.nan, others: Iterable[Alert] = ()
@@ -307,7 +283,7 @@ class AlertBook:
             for kind, site, recent, since, span in state["hits"]
         }
         self.problems = {
-            (kind, bool(serious)): [Occurrence.of(plain) for plain in known] for kind, serious, known in state["problems"]
+            (kind, bool(serious)): [from_plain(Occurrence, plain) for plain in known] for kind, serious, known in state["problems"]
         }
 
 
@@ -316,11 +292,7 @@ def _key(alert: Alert) -> Key:
 
 
 def _roots(alerts: Iterable[Alert]) -> dict[Key, list[Alert]]:
-    groups: dict[Key, list[Alert]] = {}
-    for alert in alerts:
-        if not alert.cause:
-            groups.setdefault(_key(alert), []).append(alert)
-    return groups
+    return grouped((_key(alert), alert) for alert in alerts if not alert.cause)
 
 
 def _leader(group: Sequence[Alert]) -> Alert:

@@ -11,8 +11,7 @@ from typing import Any
 
 from lightning_hooks.trackers.console import some
 
-Setting = float | int | str | None
-"""What a remedy sets: a number, or a word."""
+Setting = float | int | str | None  # what a remedy sets: a number, or a word
 
 _PHRASES = {
     "set": "Set {target} to {to}",
@@ -26,10 +25,8 @@ _PHRASES = {
     "call": "Call {target}",
     "check": "Check {target}",
 }
-OPS = tuple(_PHRASES)
-"""What a remedy does."""
-MOST_NAMED = 5
-"""Layers or parameters that a sentence names; a program finds all of them in ``target``."""
+OPS = tuple(_PHRASES)  # what a remedy does
+MOST_NAMED = 5  # layers or parameters that a sentence names; a program finds all of them in ``target``
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +64,12 @@ class Remedy:
     @property
     def text(self) -> str:
         """A short imperative, with the line of code."""
-        phrase = _PHRASES.get(self.op, f"{self.op} {{target}}").format(target=_shortened(self.target), to=written(self.to))
+        names = self.target.split(", ")
+        many = len(names) > MOST_NAMED and not any(" " in name for name in names)
+        target = some(names, 3) if many else self.target
+        phrase = _PHRASES.get(self.op, f"{self.op} {{target}}").format(target=target, to=written(self.to))
         now = f" (it is {written(self.from_)})" if self.op == "set" and self.from_ is not None else ""
         return f"{phrase}{now}{f': {self.code}' * bool(self.code)}"
-
-
-def _shortened(target: str) -> str:
-    """A target in a sentence: of a long list of names the first ones, and how many follow."""
-    names = target.split(", ")
-    if len(names) <= MOST_NAMED or any(" " in name for name in names):
-        return target
-    return some(names, 3)
 
 
 def written(value: Setting) -> str:
@@ -86,11 +78,10 @@ def written(value: Setting) -> str:
 
 
 PROOF, STRONG, SOME, SLIGHT, SHOWN, AGAINST, EXCLUDES = "proof", "strong", "some", "slight", "shown", "against", "excludes"
+# How much a piece of evidence says: it is wrong in itself; it is rare without this cause; it is more frequent with it; it is a
+# detail; nothing; it is rare with this cause; it is next to impossible with it. What each adds to the log-odds is measured.
 STRENGTHS = PROOF, STRONG, SOME, SLIGHT, SHOWN, AGAINST, EXCLUDES
-"""How much a piece of evidence says: it is wrong in itself; it is rare without this cause; it is more frequent with it; it is a
-detail; nothing; it is rare with this cause; it is next to impossible with it. What each adds to the log-odds is measured."""
-DECISIVE = 0.5
-"""The probability from which on a cause is named first."""
+DECISIVE = 0.5  # the probability from which on a cause is named first
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +144,7 @@ class CauseEvidence:
             (self.cons if strength in (AGAINST, EXCLUDES) else self.pros).append(text)
 
 
-Judgement = tuple[str, Sequence[Remedy]] | None
-"""A cause in a sentence, and its remedies; None where it does not apply."""
+Judgement = tuple[str, Sequence[Remedy]] | None  # a cause in a sentence, and its remedies; None where it does not apply
 
 
 def possible_cause(*in_words: str) -> Callable[[Callable[[Any, Any, CauseEvidence], Judgement]], PossibleCause]:

@@ -39,16 +39,19 @@ class LoggedStatistics:
 
 
 class WindowTables(ABC, Generic[R]):
-    """The tables of one window on the device, and how they are read."""
+    """The tables of one window on the device, and how they are read.
+
+    Attributes:
+        value_scale: What the values that histograms count are multiplied by.
+        histograms: The histograms of the window under way.
+        tables: Everything of the window under way.
+        context: The part of the session.
+    """
 
     value_scale: float = 1.0
-    """What the values that histograms count are multiplied by."""
     histograms: HistogramTable | None = None
-    """The histograms of the window under way."""
     tables: Tables
-    """Everything of the window under way."""
     context: Context
-    """The part of the session."""
 
     @property
     @abstractmethod
@@ -95,17 +98,20 @@ class WindowTables(ABC, Generic[R]):
 
 
 class ReportView(ABC, Generic[R]):
-    """How a report is shown: its scalars and figures."""
+    """How a report is shown: its scalars and figures.
+
+    Attributes:
+        prefix: First part of its tags.
+        ranking: The statistics of a site, what matters most first.
+        logged_by_default: Those of them that are logged by default; None for all.
+        drawn: The statistic of its heat map, where the user names none.
+    """
 
     prefix: ClassVar[str]
-    """First part of its tags."""
-    report_type: ClassVar[type[Report] | None] = None
+    report_type: ClassVar[type[Report]]
     ranking: ClassVar[tuple[str, ...]] = ()
-    """The statistics of a site, what matters most first."""
     logged_by_default: ClassVar[tuple[str, ...] | None] = None
-    """Those of them that are logged by default; None for all."""
     drawn: ClassVar[str] = "scale"
-    """The statistic of its heat map, where the user names none."""
 
     @abstractmethod
     def scalars(self, report: R) -> dict[str, float]:
@@ -144,23 +150,24 @@ class ReportView(ABC, Generic[R]):
         """What ``summary="full"`` prints of the last report."""
 
 
-BATCH_EVENTS = ("batch_start", "before_backward", "after_backward", "batch_end")
-"""The events of each training batch."""
+BATCH_EVENTS = ("batch_start", "before_backward", "after_backward", "batch_end")  # the events of each training batch
 
 
-VALIDATION, EPOCH_END = "in validation", "at the end of the epoch"
-"""The moments at which training pauses."""
+VALIDATION, EPOCH_END = "in validation", "at the end of the epoch"  # the moments at which training pauses
 
 
 class Events:
-    """What happens in a training, each a method that does nothing unless it is overridden."""
+    """What happens in a training, each a method that does nothing unless it is overridden.
+
+    Attributes:
+        due: The optimizers whose gradients it takes at their next step; None for those of all at each step. Changed in place.
+        pause: Called with the moment at which training pauses, before others come to it, and without one when it has gone on.
+        resumes: Batches after a pause at whose start it is called.
+    """
 
     due: Collection[int] | None = None
-    """The optimizers whose gradients it takes at their next step; None for those of all at each step. Changed in place."""
     pause: Callable[..., Any] | None = None
-    """Called with the moment at which training pauses, before others come to it, and without one when it has gone on."""
     resumes = 1
-    """Batches after a pause at whose start it is called."""
 
     def follows(self, event: str) -> bool:
         """Whether the method of one of these events does something."""
@@ -235,24 +242,26 @@ class Collector(Events, WindowTables[R], ReportView[R]):
     Args:
         context: Its part of the session.
         state: What :meth:`state_dict` returned in an earlier run.
+
+    Attributes:
+        monitor: The name of the monitor that measures it alone.
+        report_name: What a monitor of several collectors calls its report.
+        takes: The arguments of monitors that it takes, next to those that all take.
+        every_step: Whether it does the same at a step that is not sampled.
+        checks_early: Whether it can find something urgent within a window.
+        records_recomputation: Whether hooks also run when activation checkpointing recomputes a layer during backward.
+        watches_steps: Whether it takes the events of optimizer steps.
+        reads_norms: Whether it reads ``before`` and ``after`` of each optimizer step.
     """
 
     monitor: ClassVar[str] = ""
-    """The name of the monitor that measures it alone."""
     report_name: ClassVar[str] = ""
-    """What a monitor of several collectors calls its report."""
     takes: ClassVar[tuple[str, ...]] = ()
-    """The arguments of monitors that it takes, next to those that all take."""
     every_step: ClassVar[bool] = False
-    """Whether it does the same at a step that is not sampled."""
     checks_early: ClassVar[bool] = False
-    """Whether it can find something urgent within a window."""
     records_recomputation: ClassVar[bool] = False
-    """Whether hooks also run when activation checkpointing recomputes a layer during backward."""
     watches_steps: ClassVar[bool] = False
-    """Whether it takes the events of optimizer steps."""
     reads_norms: ClassVar[bool] = False
-    """Whether it reads ``before`` and ``after`` of each optimizer step."""
 
     def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
         self.context = context

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -12,19 +11,16 @@ from torch import nn
 
 from lightning_hooks.declare.alert import AlertError
 from lightning_hooks.declare.book import EarlyChecks
-from lightning_hooks.declare.functional import Functional, FunctionalCall, FunctionalSite
+from lightning_hooks.declare.functional_calls import CallSubscriber, FunctionalCall, FunctionalCalls, FunctionalSite
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.step import OptimizerSteps
-from lightning_hooks.declare.warn import loading_state
+from lightning_hooks.declare.parameter_places import ParameterPlaces
 from lightning_hooks.hooks import Faults, Gate, Meter, ModuleSelector, Recorder, select_modules
 from lightning_hooks.hooks.selection import selects_call
 from lightning_hooks.hooks.wrappers import skipping
 from lightning_hooks.statistics.histograms import HistogramTable
 
-MEASURED_FIRST = (1, 2, 4, 8)
-"""The first steps that are measured."""
-MEASURED_EVERY = 200
-"""After them, every so many steps."""
+MEASURED_FIRST = (1, 2, 4, 8)  # the first steps that are measured
+MEASURED_EVERY = 200  # after them, every so many steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +52,13 @@ def is_measured(step: int) -> bool:
 
 
 class Measure(Protocol):
-    """Measures some steps, by running their batches again."""
+    """Measures some steps, by running their batches again.
+
+    Attributes:
+        why_not: Why steps are not measured; empty where they are.
+    """
 
     why_not: str
-    """Why steps are not measured; empty where they are."""
 
     @property
     def measuring(self) -> bool:
@@ -69,8 +68,8 @@ class Measure(Protocol):
         """Call a function after each step that was measured; where none can be, warn."""
 
 
+# Sampled batches of a window in which costly statistics are taken too: the first ones, and each sixteenth after them
 FIRST_DETAILED, DETAILED_EVERY = 4, 16
-"""Sampled batches of a window in which costly statistics are taken too: the first ones, and each sixteenth after them."""
 
 
 @dataclass(eq=False)
@@ -80,7 +79,7 @@ class Context:
     Attributes:
         name: The monitor's name, for messages.
         host: The training loop.
-        steps: The optimizers.
+        steps: The optimizers and their parameters.
         add_hook: Adds a forward hook, of its owner, the name of its site, the module, and what records each output.
         calls: The calls of functions.
         measure: What some steps gain.
@@ -105,9 +104,9 @@ class Context:
 
     name: str
     host: Host
-    steps: OptimizerSteps
+    steps: ParameterPlaces
     add_hook: Callable[[object, str, nn.Module, skipping], None]
-    calls: Functional
+    calls: FunctionalCalls
     measure: Measure
     gate: Gate
     meter: Meter | None
@@ -126,7 +125,7 @@ class Context:
     detailed: bool = False
 
     @property
-    def functional(self) -> Functional | None:
+    def functional(self) -> FunctionalCalls | None:
         """The calls of functions in this run; None under ``torch.compile``, which does not show them."""
         return self.calls if self.calls.available() else None
 
@@ -161,7 +160,7 @@ class Context:
         """
         if self.calls.available():
             new = partial(skipping, recorder, on_fault=self.faults, meter=self.meter, observes=True)
-            self.calls.add(self, functions, self.gate, new, layers, in_validation, detailed)
+            self.calls.add(CallSubscriber(self, frozenset(functions), self.gate, new, layers, in_validation, detailed))
 
     def guard(self, function: Callable[..., Any], site: str, meter: Meter | None = None) -> skipping:
         """Wrap a function so that what it raises is a warning, and it is called no more; an AlertError goes through."""
@@ -170,7 +169,3 @@ class Context:
     def close(self) -> None:
         """The run is over: let go of the loop and the model, which what still has this context does not need any more."""
         del self.host, self.steps, self.add_hook, self.calls, self.measure, self.judge_urgent, self.new_histograms, self.samples_of
-
-    def loading(self) -> AbstractContextManager[None]:
-        """A block in which an error is a warning that the checkpoint's state cannot be read."""
-        return loading_state(self.name)

@@ -1,120 +1,37 @@
-"""The calls of functions, as a collector gets them, and tables with a row for each site of them."""
+"""Tables with a row for each site of some functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.hooks import Gate
-from lightning_hooks.hooks.wrappers import skipping
+from lightning_hooks.declare.functional_calls import FunctionalCall, FunctionalCalls, FunctionalSite
 from lightning_hooks.statistics.columns import RowTable
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionalSite:
-    """A function as one module calls it, known from its first call on.
-
-    Attributes:
-        index: Its number, the same on every rank.
-        name: ``blocks.3.attn/sdpa``: the calling module, the function, and from the second call in one forward on which call it
-            is: ``relu_1``. The model's own calls have no module before them.
-        function: Such as ``sdpa``: one of :data:`lightning_hooks.hooks.functions.FUNCTIONS`.
-        module: The calling module's name; empty for the model itself.
-    """
-
-    index: int
-    name: str
-    function: str
-    module: str
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionalCall:
-    """One call at a site.
-
-    Attributes:
-        site: Where.
-        function: Which function.
-        arguments: By the names of its parameters; those that were given.
-        output: What it returned.
-        module: The calling module; not to be kept.
-    """
-
-    site: FunctionalSite
-    function: str
-    arguments: Mapping[str, Any]
-    output: Any
-    module: nn.Module
-
-
-class Functional(Protocol):
-    """The calls of functions in one run."""
-
-    sites: list[FunctionalSite]
-    """In the order of their numbers."""
-    capacity: int
-    """The most there can be: tables have as many lines, the same on every rank."""
-
-    @property
-    def used(self) -> bool:
-        """Whether somebody records calls."""
-
-    def available(self) -> bool:
-        """Whether calls can be seen: not under ``torch.compile``, of which one message says so."""
-
-    def add(
-        self,
-        owner: object,
-        functions: Sequence[str],
-        gate: Gate,
-        new: Callable[..., skipping],
-        layers: bool = False,
-        in_validation: bool = False,
-        detailed: bool = False,
-    ) -> None:
-        """Record each call of some functions while a gate is open: as :meth:`Context.on_call`."""
-
-    def state(self) -> list[tuple[str, str, str]]:
-        """The sites, in plain types."""
-
-    def restore(self, state: Sequence[Sequence[str]]) -> None:
-        """Restore the sites of an earlier run, before any other is known."""
-
-
 class CallSites:
-    """The sites of some functions, in an order that is the same on every rank.
+    """The sites of some functions, in an order that is the same on every rank."""
 
-    Args:
-        functional: The calls of the run; None where they are not seen.
-        functions: The names of the functions.
-    """
-
-    def __init__(self, functional: Functional | None, functions: Sequence[str]) -> None:
+    def __init__(self, functional: FunctionalCalls | None, functions: Sequence[str]) -> None:
         self._functional, self._functions = functional, functions
         self._places: dict[int, int] = {}  # by the number of a site
 
     @property
     def names(self) -> list[str]:
         """Of those known by now."""
-        return [site.name for site in self._known]
-
-    @property
-    def _known(self) -> list[FunctionalSite]:
-        return [] if self._functional is None else [site for site in self._functional.sites if site.function in self._functions]
+        sites = [] if self._functional is None else self._functional.sites
+        return [site.name for site in sites if site.function in self._functions]
 
     def place(self, site: FunctionalSite) -> int:
         """The place of a site among them."""
         place = self._places.get(site.index)
         if place is None:
-            place = 0
-            for before in self._functional.sites[: site.index] if self._functional is not None else ():
-                place += before.function in self._functions
-            self._places[site.index] = place
+            sites = [] if self._functional is None else self._functional.sites[: site.index]
+            place = self._places[site.index] = sum(before.function in self._functions for before in sites)
         return place
 
     def renumbered(self) -> None:
@@ -131,12 +48,14 @@ class CallTable(RowTable):
         functional: The calls of the run; None where they are not seen.
         n_rows: How many sites there can be.
         device: Where the rows live.
+
+    Attributes:
+        functions: Whose calls are recorded.
     """
 
     functions: ClassVar[tuple[str, ...]]
-    """Whose calls are recorded."""
 
-    def __init__(self, functional: Functional | None, n_rows: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, functional: FunctionalCalls | None, n_rows: int, device: torch.device | str = "cpu") -> None:
         super().__init__(n_rows, device)
         self._sites = CallSites(functional, self.functions)
         self._on_host: dict[int, list[float]] = {}

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from lightning_hooks.trackers import Trackers
+from lightning_hooks.trackers import Trackers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,9 +49,6 @@ class TrainingSetup:
     def check_gradients(self, who: str) -> None:
         """Check that this rank can read whole gradients.
 
-        Args:
-            who: What needs them, for the message.
-
         Raises:
             RuntimeError: If parameters are sharded in a form that does not say how.
         """
@@ -84,9 +80,9 @@ class Position(Protocol):
         """Whether another rank may have had its last batch, so that a window cannot end now."""
 
 
+# Of gradients between ``before_optimizer_step`` and the update: nothing changes them, at most one multiplication of all of them
+# by the same number does, as clipping by norm is, or that is not known
 GradientChanges = Literal["none", "scaled", "any"]
-"""Of gradients between ``before_optimizer_step`` and the update: nothing changes them, at most one multiplication of all of them by
-the same number does, as clipping by norm is, or that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +165,7 @@ class Console:
 
 
 class RunFiles:
-    """Where the run's files belong.
-
-    Args:
-        log_dir: The log directory; None without.
-    """
+    """Where the run's files belong."""
 
     def __init__(self, log_dir: Path | None) -> None:
         self._log_dir = log_dir

@@ -12,13 +12,10 @@ from lightning_hooks.declare.cause import PossibleCause
 
 Severity = Literal["info", "warning", "critical"]
 
-SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
-"""From what is worth knowing to what ends a training."""
-REARM = 2
-"""Reports without an alert after which it is over."""
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")  # from what is worth knowing to what ends a training
+REARM = 2  # reports without an alert after which it is over
 
-FORWARD, BACKWARD, STEP = 0, 1, 2
-"""The passes of a training batch, in order."""
+FORWARD, BACKWARD, STEP = 0, 1, 2  # the passes of a training batch, in order
 
 
 def gravity(severity: str) -> int:
@@ -27,8 +24,8 @@ def gravity(severity: str) -> int:
 
 
 States = Literal["fact", "symptom", "outcome", "own"]
+# From what explains others to what is explained by them; then what a rule of the user's finds
 STATES: tuple[States, ...] = ("fact", "symptom", "outcome", "own")
-"""From what explains others to what is explained by them; then what a rule of the user's finds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +66,7 @@ class Kind:
     causes: tuple[PossibleCause, ...] = ()
 
 
-KINDS: dict[str, Kind] = {}
-"""The kinds of the built-in rules, in the order of causes. :mod:`lightning_hooks.alerts` fills it from the files of rules."""
+KINDS: dict[str, Kind] = {}  # of the built-in rules, in the order of causes; the package of alerts fills it from their files
 
 
 class ShownKind(NamedTuple):

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import html
 import math
 import types
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from lightning_hooks.declare.brief import brief, find, lines_html
+from lightning_hooks.declare.kinds import gravity
 
 T = TypeVar("T", bound="PlainReport")
 
+# The tables of reports, and what their rows are
+TABLES = {
+    "sites": "module",
+    "modules": "module",
+    "parameters": "parameter",
+    "optimizers": "optimizer",
+    "routers": "router",
+    "codebooks": "codebook",
+    "metrics": "metric",
+}
+# JSON has no numbers for these; the words are those of JavaScript and of the JSON form of protocol buffers
 NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""JSON has no numbers for these; the words are those of JavaScript and of the JSON form of protocol buffers."""
 
 
 class PlainReport:
     """What every report can do: be shown in a few lines, become plain data, and be made of it again.
 
-    ``report["net.0"]`` is what it holds of a module, a parameter or an optimizer.
+    ``report["net.0"]`` is what it holds of a module, a parameter or an optimizer; a KeyError names the closest ones.
     """
 
     __slots__ = ()
@@ -29,13 +42,32 @@ class PlainReport:
     step: int
 
     def __getitem__(self, name: str) -> Any:
-        return find(self, name)
+        held = {key: stats for table in reversed(self._tables().values()) for key, stats in table.items()}
+        if name in held:
+            return held[name]
+        near = difflib.get_close_matches(str(name), held, 3, 0.3) or list(held)[:3]
+        closest = f"; the closest are {', '.join(map(repr, near))}" if near else ", which is empty"
+        raise KeyError(f"{name!r} is not in this {type(self).__name__}{closest}.")
 
     def __repr__(self) -> str:
-        return "\n".join(brief(self))
+        return "\n".join(self._lines())
 
     def _repr_html_(self) -> str:
-        return lines_html(brief(self))
+        return lines_html(self._lines())
+
+    def _tables(self) -> dict[str, Mapping[str, Any]]:
+        return {name: table for name in TABLES if (table := getattr(self, name, None))}
+
+    def _lines(self) -> list[str]:
+        """The window, how much was measured, and the alerts."""
+        counts = [f"{len(table)} {name if len(table) != 1 else name[:-1]}" for name, table in self._tables().items()]
+        silent, batches = len(getattr(self, "silent", ())), getattr(self, "batches", 0)
+        measured = f"{', '.join(counts) or 'nothing'} measured" + (f", {silent} silent" if silent else "")
+        sampled = f"; {getattr(self, 'sampled_batches', 0)} of {batches} batches sampled" if batches else ""
+        alerts = sorted(getattr(self, "alerts", ()), key=lambda alert: gravity(alert.severity))
+        found = ", ".join(f"{count} {severity}" for severity, count in Counter(alert.severity for alert in alerts).items())
+        first = f"{found} ({alerts[0].name}{', …' if len(alerts) > 1 else ''})" if alerts else "none"
+        return [f"{type(self).__name__}: epoch {self.epoch}, step {self.step}", f"  {measured}{sampled}", f"  alerts: {first}"]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report in plain JSON types: dictionaries, lists, texts, numbers, None.
@@ -43,8 +75,7 @@ class PlainReport:
         Numbers that are not finite become the texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which strict JSON has no
         numbers for; ``float()`` reads them. None means that a number does not apply.
         """
-        plain: dict[str, Any] = to_plain(self)
-        return plain
+        return dict(to_plain(self))
 
     @property
     def at(self) -> int:
@@ -79,6 +110,12 @@ class PlainReport:
 _PLAIN = (int, str, bool, type(None))
 
 
+def lines_html(lines: Sequence[str]) -> str:
+    """Lines for a notebook, the first one bold."""
+    first, *rest = map(html.escape, lines)
+    return f"<pre>{chr(10).join([f'<b>{first}</b>', *rest])}</pre>"
+
+
 def to_plain(value: Any) -> Any:
     """Turn dataclasses, mappings, sequences and numbers into plain JSON types."""
     kind: Any = type(value)
@@ -90,9 +127,7 @@ def to_plain(value: Any) -> Any:
         return {key: to_plain(getattr(value, name)) for name, key in _keys(kind)}
     if isinstance(value, Mapping):
         return {str(key): to_plain(inner) for key, inner in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [to_plain(inner) for inner in value]
-    return value
+    return [to_plain(inner) for inner in value] if isinstance(value, (tuple, list)) else value
 
 
 def from_plain(kind: Any, plain: Any) -> Any:

@@ -39,10 +39,10 @@ class Mute:
 
 
 RuleLike = Rule | Callable[..., Iterable[Alert]]
+# What ``rules=[…]`` may hold: a rule; a Mute; ``{"kind": "dead", "threshold": 0.8, "sites": "encoder.*"}``; ``{"mute": "dead",
+# "sites": "encoder.*"}``; ``{"class_path": "my.Rule", "init_args": {…}}``; ``"-dead"`` or ``"-dead at encoder.*"``; or a function
+# from a report to alerts
 RuleSpec = Rule | Mute | dict[str, Any] | str | Callable[..., Iterable[Alert]]
-"""What ``rules=[…]`` may hold: a rule; a :class:`Mute`; ``{"kind": "dead", "threshold": 0.8, "sites": "encoder.*"}``;
-``{"mute": "dead", "sites": "encoder.*"}``; ``{"class_path": "my.Rule", "init_args": {…}}``; ``"-dead"`` or
-``"-dead at encoder.*"``; or a function from a report to alerts."""
 
 
 class Candidate(NamedTuple):
@@ -277,8 +277,6 @@ def _sound(alert: Any) -> Alert:
         **{name: None if getattr(alert, name) is None else int(getattr(alert, name)) for name in ("since_step", "batch")},
         "advice": tuple(alert.advice),
     }
-    if all(type(getattr(alert, name)) is type(value) for name, value in plain.items()):
-        return alert
     return dataclasses.replace(alert, **plain)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,27 +16,12 @@ from lightning_hooks.statistics.kernels import kernels_for
 from lightning_hooks.statistics.rows import fixed
 from lightning_hooks.statistics.weight_sample import Shards, whole_where_partial
 
-EarlierOptimizers = list[int | None]
-"""Of each optimizer, which one it was before optimizers were exchanged; None for a new one."""
+EarlierOptimizers = list[int | None]  # of each optimizer, which one it was before optimizers were exchanged; None for a new one
 
 
-class OptimizerSteps(Protocol):
-    """The optimizers and their parameters, as the session numbers them; parameters that come later are appended."""
-
-    names: list[str]
-    optimizer_names: list[str]
-    shards: Shards | None
-
-    def index_of(self, parameter: Tensor) -> int | None:
-        """The parameter's place in ``names``."""
-
-    def holders(self) -> dict[int, set[int]]:
-        """By the id of a parameter, the optimizers that hold it."""
-
-
+# Elements of an optimizer's gradients from which on they are not all read again after they were multiplied by one number;
+# elements of a small gradient, and how many of these are read to know the number
 MANY, FEW, MOST_READ = 1 << 18, 4096, 8
-"""Elements of an optimizer's gradients from which on they are not all read again after they were multiplied by one number; elements
-of a small gradient, and how many of these are read to know the number."""
 
 
 def small_ones(parameters: Sequence[Tensor]) -> tuple[int, ...]:
@@ -183,9 +168,6 @@ class Step:
         """Gradients may have changed since :meth:`mark`: the next :meth:`norms` reads them again, unless it is known what they are.
 
         Returns whether they have not, as far as autograd's version counters show, which do not see what is done through ``.data``.
-
-        Args:
-            scaled: As there.
         """
         self.found = ()
         now = []
@@ -275,8 +257,7 @@ class Step:
         self.found = ()
 
 
-OptimizerGroups = Sequence[tuple[str, Sequence[dict[str, Any]]]]
-"""The name of each optimizer, with its parameter groups."""
+OptimizerGroups = Sequence[tuple[str, Sequence[dict[str, Any]]]]  # the name of each optimizer, with its parameter groups
 
 
 def groups_of(optimizers: Iterable[Any]) -> OptimizerGroups:

@@ -13,8 +13,7 @@ from typing_extensions import override
 
 from lightning_hooks.hooks import Faults
 
-LOGGER = logging.getLogger("lightning_hooks")
-"""Alerts are warnings of this logger, everything else is an info."""
+LOGGER = logging.getLogger("lightning_hooks")  # alerts are warnings of this logger, everything else is an info
 LIGHTNINGS = logging.getLogger("lightning.pytorch")
 
 
@@ -79,11 +78,7 @@ def _is_rank_zero() -> bool:
 
 @contextmanager
 def loading_state(name: str) -> Iterator[None]:
-    """Within this block an error warns that a monitor starts afresh: what a checkpoint holds harms no training.
-
-    Args:
-        name: The monitor's.
-    """
+    """Within this block an error warns that a monitor starts afresh: what a checkpoint holds harms no training."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  it may be from any version, or from another callback of the same name

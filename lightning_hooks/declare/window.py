@@ -14,12 +14,11 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import STEP
 from lightning_hooks.declare.plain import PlainReport
 
+# FORWARD, BACKWARD or STEP; of what is not finite, the batch at which it first was not, None where that is the alert's own; every
+# how many batches its site is sampled
 Moment = tuple[int, float | None, int]
-"""FORWARD, BACKWARD or STEP; of what is not finite, the batch at which it first was not, None where that is the alert's own; every
-how many batches its site is sampled."""
 
-LAST = 3
-"""Reports of the last windows that a report knows, next to that of the training's first one."""
+LAST = 3  # reports of the last windows that a report knows, next to that of the training's first one
 
 
 class ReportWithPast(PlainReport):
@@ -65,10 +64,10 @@ class Report(ReportWithPast):
             None where it is not known.
         every_n_steps: The sampling in force at the end of the window.
         window: The window of the epoch, from 0, where windows are shorter than epochs; None for the report of a whole epoch.
+        subject: What its statistics are of, in titles.
     """
 
     subject: ClassVar[str] = "Output"
-    """What its statistics are of, in titles."""
 
     epoch: int
     step: int
@@ -99,9 +98,6 @@ R = TypeVar("R", bound=Report)
 
 class Window:
     """The reports of the monitors whose windows end at the same training batch; it does not change.
-
-    Args:
-        reports: One report of each monitor.
 
     Attributes:
         reports: The same, in the order of the monitors.

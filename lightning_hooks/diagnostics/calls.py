@@ -13,7 +13,8 @@ from torch.nn.modules.conv import _ConvNd  # the classes have no public base
 from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
+from lightning_hooks.declare.functional import CallTable
+from lightning_hooks.declare.functional_calls import FunctionalCall, FunctionalCalls
 from lightning_hooks.diagnostics.batches.inputs import BatchTensors
 from lightning_hooks.hooks.attributes import in_training_mode
 from lightning_hooks.hooks.functions import dropped
@@ -82,7 +83,7 @@ class CheckedCalls(CallTable):
     columns = CallColumn
     functions: ClassVar[tuple[str, ...]] = ("softmax", "log_softmax", "dropout", "sdpa")
 
-    def __init__(self, functional: Functional, context: Context) -> None:
+    def __init__(self, functional: FunctionalCalls, context: Context) -> None:
         super().__init__(functional, functional.capacity, context.host.setup.device)
         self._samples: int | None = None
         context.on_call(("softmax", "log_softmax"), self._softmax, layers=True)

@@ -51,6 +51,7 @@ class RangeCollector(Collector[RangeReport]):
     """
 
     prefix: ClassVar[str] = "ranges"
+    report_type: ClassVar[type[Report]] = RangeReport
 
     def __init__(
         self,

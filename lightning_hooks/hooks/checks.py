@@ -14,17 +14,18 @@ def brief(value: object) -> str:
     return " ".join(_REPR.repr(value).split())
 
 
-def check_count(name: str, value: object, least: int) -> int:
-    """Return ``value`` if it is an integer of at least ``least``.
+def check_count(name: str, value: object, least: int, otherwise: str = "") -> int:
+    """Return ``value`` if it is an integer of at least ``least``; ``otherwise`` says what else it may be, for the message.
 
     Raises:
         TypeError: If it is not an integer.
         ValueError: If it is too small.
     """
+    expected = f"{least}{f', {otherwise}' * bool(otherwise)}"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer of at least {least}; got {value!r}.")
+        raise TypeError(f"{name} must be an integer of at least {expected}; got {value!r}.")
     if value < least:
-        raise ValueError(f"{name} must be at least {least}; got {value!r}.")
+        raise ValueError(f"{name} must be at least {expected}; got {value!r}.")
     return value
 
 

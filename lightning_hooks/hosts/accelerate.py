@@ -59,5 +59,4 @@ def watch(
     return monitor
 
 
-PRECISIONS = {"no": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
-"""Accelerate's names of precisions to Lightning's."""
+PRECISIONS = {"no": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}  # Accelerate's names of precisions to Lightning's

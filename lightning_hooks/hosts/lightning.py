@@ -126,8 +126,7 @@ class LightningHost(TrainerReference, Host):
         trainer = self._trainer()
         if trainer is None:
             return False
-        steps: int = trainer.max_steps
-        return bool(trainer.is_last_batch or trainer.should_stop or 0 <= steps <= trainer.global_step)
+        return bool(trainer.is_last_batch or trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step)
 
     @property
     @override
@@ -275,9 +274,7 @@ class LightningStepAgain(StepAgain):
         sharded = lightning_api.is_sharded(host.trainer, host.model)
         if not host.model.automatic_optimization:
             return "under manual optimisation a step updates the weights"
-        if sharded:
-            return f"under {sharded} ranks hold shards, and wait for each other"
-        return self.why_not_in(host)
+        return f"under {sharded} ranks hold shards, and wait for each other" if sharded else self.why_not_in(host)
 
 
 def _names(iterables: Any, count: int) -> list[str]:

@@ -19,11 +19,11 @@ from lightning_hooks.session.session import Session
 
 LENT = ("log", "log_dict")
 
+# The events of each batch
 BATCH_EVENTS = (
     *("on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"),
     *("on_train_batch_end", "on_validation_batch_start", "on_validation_batch_end"),
 )
-"""The events of each batch."""
 
 
 class EitherPackage(Callback):
@@ -31,10 +31,12 @@ class EitherPackage(Callback):
 
     They are two packages with the same classes twice. A Trainer of ``pytorch_lightning`` below 2.6 raises "Expected a parent" for a
     callback that is not of its own class.
+
+    Attributes:
+        joins_session: Whether it has members in the session of a fit.
     """
 
     joins_session: ClassVar[bool] = False
-    """Whether it has members in the session of a fit."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004  those of __init__
         """Make an instance, after both packages know its class."""
@@ -130,10 +132,10 @@ class Adapter(EitherPackage):
 
     Attributes:
         session: That of the fit under way; None without one.
+        only_observes: It leaves the gradients of an optimizer step as they are.
     """
 
     only_observes: ClassVar[bool] = True
-    """It leaves the gradients of an optimizer step as they are."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()

@@ -98,8 +98,7 @@ def epoch_ends(trainer: Trainer) -> bool:
 
     It may be wrong where somebody asked to stop and ``min_epochs`` or ``min_steps`` are not reached: training goes on then.
     """
-    steps: int = trainer.max_steps
-    return bool(trainer.is_last_batch or trainer.should_stop or 0 <= steps <= trainer.global_step)
+    return bool(trainer.is_last_batch or trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step)
 
 
 def planned_steps(trainer: Trainer, pl_module: LightningModule) -> int | None:
@@ -121,12 +120,7 @@ def watched_tags(trainer: Trainer) -> set[str]:
     return {watcher.monitor for watcher in watchers if isinstance(stored(watcher, "monitor"), str)}
 
 
-_IN_THE_MODULE = (
-    "configure_gradient_clipping",
-    "clip_gradients",
-    "on_before_optimizer_step",
-    "optimizer_step",
-)
+_IN_THE_MODULE = ("configure_gradient_clipping", "clip_gradients", "on_before_optimizer_step", "optimizer_step")
 
 
 def configured_norm(trainer: Trainer, pl_module: LightningModule) -> float | None:

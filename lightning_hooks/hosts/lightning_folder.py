@@ -14,7 +14,6 @@ from lightning.pytorch import Trainer
 from typing_extensions import override
 
 from lightning_hooks.declare.host import RunFiles
-from lightning_hooks.declare.warn import warn
 from lightning_hooks.trackers import Trackers
 from lightning_hooks.trackers.console import safe_path
 
@@ -32,7 +31,6 @@ class LightningFiles(RunFiles):
         self._trainer, self._trackers = ref(trainer), trackers
         self._temporary: Path | None = None
         self._removal: Any = None
-        self._failed = False
 
     @override
     def folder(self, report_dir: Any) -> Path | None:
@@ -41,36 +39,13 @@ class LightningFiles(RunFiles):
         trainer = self._trainer()
         if trainer is None or trainer.fast_dev_run:  # type: ignore[attr-defined]  # set by one of the trainer's connectors
             return None
-        for logger in trainer.loggers:
-            try:
-                folder = folder_of(logger)
-            except Exception as error:  # noqa: BLE001  a logger's error is not the training's
-                warn(
-                    f"{type(logger).__name__} cannot say where its files are ({type(error).__name__}: {error}), so there will be "
-                    "no health report there. Training goes on; report_dir= names a directory."
-                )
-                continue
-            if folder is not None:
-                return folder
-        if self._temporary is None and not self._failed:
-            try:
-                self._temporary = self._make_temporary(trainer)
-            except Exception as error:  # noqa: BLE001  no room for it, or a logger's error
-                self._failed = True  # the next callback that asks need not warn again
-                warn(
-                    f"There is no folder for the health report and the alerts ({type(error).__name__}: {error}). Training goes on "
-                    "without them; report_dir= names a directory."
-                )
-        return self._temporary
-
-    def _make_temporary(self, trainer: Trainer) -> Path | None:
-        if not self._trackers().keep_files:
-            return None
-        logger = trainer.loggers[0]
-        below = Path(safe_path(str(logger.name)), safe_path(str(logger.version)))
-        root = tempfile.mkdtemp(prefix="lightning_hooks-")
-        self._removal = finalize(trainer, shutil.rmtree, root, ignore_errors=True)
-        return Path(root) / below
+        found = next((folder for logger in trainer.loggers if (folder := folder_of(logger)) is not None), None)
+        if found is None and self._temporary is None and self._trackers().keep_files:
+            logger = trainer.loggers[0]
+            root = tempfile.mkdtemp(prefix="lightning_hooks-")
+            self._removal = finalize(trainer, shutil.rmtree, root, ignore_errors=True)
+            self._temporary = Path(root, safe_path(str(logger.name)), safe_path(str(logger.version)))
+        return self._temporary if found is None else found
 
     @override
     def place(self, file: Path, kept_in: Sequence[str], everything: bool) -> str:

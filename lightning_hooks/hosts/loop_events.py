@@ -23,10 +23,8 @@ from lightning_hooks.hooks.modes import insert_mode, is_captured, lowest_place, 
 from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.session import Session
 
-FORGOTTEN = 3
-"""Steps of every optimizer within one batch after which ``step()`` seems to be forgotten."""
-SMALLEST_SCALE = 256.0
-"""From here on a factor of the loss is taken for a loss scale."""
+FORGOTTEN = 3  # steps of every optimizer within one batch after which ``step()`` seems to be forgotten
+SMALLEST_SCALE = 256.0  # from here on a factor of the loss is taken for a loss scale
 
 
 class LoopEvents:
@@ -93,11 +91,11 @@ class LoopEvents:
         while self._forwards:
             self._forwards.pop().close()
         self._in_backward = False
-        self._switch(False)
+        self.look_for_backward(False)
 
     def end_batch(self, loss: Tensor | None = None) -> None:
         """A training batch is over, with this loss or that of its backward; one without a forward is empty."""
-        self._switch(False)
+        self.look_for_backward(False)
         with outside_modes():
             if not self._open:
                 self._start_batch(None)
@@ -112,7 +110,7 @@ class LoopEvents:
 
     def end_epoch(self) -> None:
         """An epoch is over, and a batch that was not ended with it."""
-        self._switch(False)
+        self.look_for_backward(False)
         self._open, self._host.batch = False, 0
         with outside_modes():
             self.session.batches.pause(EPOCH_END)
@@ -142,16 +140,16 @@ class LoopEvents:
             return
         forward = ExitStack()
         if not self._forwards:
-            self._switch(False)
+            self.look_for_backward(False)
             if torch.is_grad_enabled() and (module.training or not self._trained):
                 self._trained = module.training
                 with outside_modes():
                     if self._open:  # forward again in the same batch
                         for member in self.session.members:
-                            member.gate.resume()
+                            member.sampling.gate.resume()
                     else:
                         self._start_batch([*args, *kwargs.values()] if args else kwargs)
-                forward.callback(self._switch, True)
+                forward.callback(self.look_for_backward, True)
             else:
                 forward.enter_context(all_closed())
         self._forwards.append(forward)
@@ -174,12 +172,8 @@ class LoopEvents:
 
     # Backward.
 
-    def last_backward(self) -> None:
-        """No other backward follows in this batch: the calls after it are not looked at. Harmless when it was called before."""
-        self._switch(False)
-
-    def _switch(self, on: bool) -> None:
-        """See the backward that comes next, or no longer."""
+    def look_for_backward(self, on: bool) -> None:
+        """See the backward that comes next, or no longer: the calls until then, or after the last one, are not looked at."""
         if on is not self._mode_on and not self._in_backward:
             self._mode_on = on
             if on:
@@ -210,7 +204,7 @@ class LoopEvents:
     # The optimizers.
 
     def _before_step(self, optimizer: Any, has_closure: bool) -> None:
-        self._switch(False)
+        self.look_for_backward(False)
         with outside_modes():
             if not self._open:  # a closure runs forward, or the model's forward was not seen
                 self._start_batch(None)

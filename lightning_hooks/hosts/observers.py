@@ -11,6 +11,7 @@ from torch import nn
 from typing_extensions import override
 
 from lightning_hooks.alerts import (
+    RULES,
     Alert,
     AttentionReport,
     ClipReport,
@@ -18,7 +19,6 @@ from lightning_hooks.alerts import (
     GradientFlowReport,
     MetricReport,
     RouterReport,
-    rules_of,
 )
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.rulebook import rules_by_report
@@ -31,11 +31,11 @@ from lightning_hooks.diagnostics.metrics.collector import MetricCollector
 from lightning_hooks.diagnostics.routers.collector import RouterCollector
 from lightning_hooks.run_report.page import RunReport
 from lightning_hooks.run_report.verdict import Status
-from lightning_hooks.session.closing import open_alerts, run_report, verdict_of
 from lightning_hooks.session.logged import statistics_by_ranking
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.settings import Settings
 from lightning_hooks.session.sinks import ReportTargets
+from lightning_hooks.session.terminal import open_alerts, run_report, verdict_of
 from lightning_hooks.session.windows import History
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ T = TypeVar("T")
 
 Collectors = Sequence[type[Collector[Any]]]
 
+# Those of the monitor of feature statistics: the others join where the model has what they measure, or the user asks for it
 FEATURES: Collectors = (FeatureCollector, AttentionCollector, RouterCollector, MetricCollector)
-"""Those of the monitor of feature statistics: the others join where the model has what they measure, or the user asks for it."""
+# Those of each of the three monitors that observe a training together
 OF_TRAINING: Sequence[Collectors] = (FEATURES, (GradientCollector,), (ClipCollector,))
-"""Those of each of the three monitors that observe a training together."""
+# The arguments that all members take; Collector.takes names the others
 TAKEN_BY_ALL = ("report_every_n_steps", "on_alert", "min_probability", "summary", "report_dir", "figures", "progress_bar")
-"""The arguments that all members take; :attr:`Collector.takes` names the others."""
 
 
 def arguments_of_each(groups: Sequence[Collectors], others: type[Any] | None = None, **arguments: Any) -> list[dict[str, Any]]:
@@ -70,13 +70,13 @@ def arguments_of_each(groups: Sequence[Collectors], others: type[Any] | None = N
     unknown = sorted(arguments.keys() - set(known))
     if unknown:
         raise TypeError(f"There is no argument {unknown[0]!r}; there are {', '.join(known)}.")
-    built_in = {kind.report_type: rules_of(kind.report_type) for group in groups for kind in group if kind.report_type is not None}
+    built_in = {kind.report_type: RULES.get(kind.report_type, ()) for group in groups for kind in group}
     rules = rules_by_report(arguments.get("rules", ()), built_in, others)
     rankings = [[statistic for kind in group for statistic in kind.ranking] for group in groups]
     found = []
     for group, statistics in zip(groups, statistics_by_ranking(arguments.get("logged", "auto"), rankings), strict=True):
         taken = {*TAKEN_BY_ALL, *(name for kind in group for name in kind.takes)}
-        own = {id(rule): rule for kind in group if kind.report_type is not None for rule in rules[kind.report_type]}
+        own = {id(rule): rule for kind in group for rule in rules[kind.report_type]}
         given = {**arguments, "rules": list(own.values()), "logged": statistics}
         found.append({name: value for name, value in given.items() if name in {"rules", *taken}})
     return found

@@ -22,8 +22,8 @@ from lightning_hooks.hooks.tensors import as_number, is_distributed
 from lightning_hooks.replay.rows import LoaderRows
 from lightning_hooks.trackers import Trackers
 
+# Wrappers whose parameters are shards that do not say how they are spread
 UNREADABLE = ("FullyShardedDataParallel", "DeepSpeedEngine")
-"""Wrappers whose parameters are shards that do not say how they are spread."""
 _SAME_EVERYWHERE = ("default_hooks", "powerSGD_hook", "quantization_hooks", "mixed_precision_hooks", "optimizer_overlap_hooks")
 
 T = TypeVar("T")

@@ -18,8 +18,7 @@ from lightning_hooks.hosts.observers import TrainingReports
 from lightning_hooks.hosts.plain import LoopStepAgain, PlainHost, inner_optimizer, instances, setup_of
 from lightning_hooks.hosts.watch import as_loggers, observers_of
 
-STATE = "lightning_hooks.pt"
-"""The file of the monitors' state in a checkpoint's folder."""
+STATE = "lightning_hooks.pt"  # the file of the monitors' state in a checkpoint's folder
 
 
 class MonitorCallback(TrainerCallback, TrainingReports):
@@ -176,7 +175,7 @@ class TrainersLoss(LoopStepAgain):
         def trained(*args: Any, **kwargs: Any) -> Any:
             loss = train(*args, **kwargs)
             if loop.running:  # clipping, for one, computes with each gradient
-                loop.events.last_backward()
+                loop.events.look_for_backward(False)
             return loss
 
         super().__init__(host, loss_of)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -75,9 +76,7 @@ def watch(
     optimizers = _optimizers(optimizer)
     if scaler is not None and not hasattr(scaler, "unscale_"):
         raise TypeError(f"scaler must be a GradScaler, or None where losses are not scaled; got {brief(scaler)}.")
-    known = {}
-    if batches_per_epoch is not None:
-        known["batches_per_epoch"] = float(check_count("batches_per_epoch", batches_per_epoch, least=1))
+    batches = math.inf if batches_per_epoch is None else float(check_count("batches_per_epoch", batches_per_epoch, least=1))
     kept = {each: arguments[each] for each in ("capsule", "keep_batches") if arguments.get(each)}
     if loss_function is None and kept:
         raise ValueError(
@@ -89,7 +88,7 @@ def watch(
     host = PlainHost(
         model,
         [inner_optimizer(each) for each in optimizers],
-        setup=setup_of(model, automatic_optimization=len(optimizers) == 1, steps_announced=False, **known),
+        setup=setup_of(model, automatic_optimization=len(optimizers) == 1, steps_announced=False, batches_per_epoch=batches),
         loggers=as_loggers(loggers),
         log_dir=None if log_dir is None else Path(log_dir),
         scaler=scaler if scaler is not None and scaler.is_enabled() else None,
@@ -156,11 +155,8 @@ def as_loggers(given: Any) -> list[Any]:
     Raises:
         TypeError: If one is something else.
     """
-    if given is None:
-        return []
-    if isinstance(given, list | tuple):  # a run of MLflow's is iterable, too
-        return [logger for one in given for logger in as_loggers(one)]
-    return [_as_logger(given)]
+    each = given if isinstance(given, list | tuple) else [given]  # a run of MLflow's is iterable, too
+    return [_as_logger(one) for one in each if one is not None]
 
 
 def _as_logger(given: Any) -> Any:

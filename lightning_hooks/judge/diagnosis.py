@@ -26,20 +26,14 @@ from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import as_number, has_values, is_distributed
 from lightning_hooks.judge.weights import probability_of_cause
 
+# The probability from which on a cause is shown, and the one from which on it leaves no room for others
 POSSIBLE, CERTAIN = 0.2, 0.9
-"""The probability from which on a cause is shown, and the one from which on it leaves no room for others."""
-MOST_CAUSES = 3
-"""Causes of one alert."""
-MOST_ELEMENTS = 1 << 22
-"""Of a larger parameter every so many elements are read."""
+MOST_CAUSES = 3  # causes of one alert
+MOST_ELEMENTS = 1 << 22  # of a larger parameter every so many elements are read
 
 
 class Diagnosis:
-    """Names the causes of new alerts.
-
-    Args:
-        host: The training loop, whose training starts.
-    """
+    """Names the causes of new alerts."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

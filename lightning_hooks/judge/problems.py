@@ -18,16 +18,14 @@ from typing import NamedTuple
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import AlertBook
 from lightning_hooks.declare.kinds import FORWARD, STATES, STEP, Kind, gravity, kind_of
+from lightning_hooks.declare.rule import grouped
 from lightning_hooks.declare.window import Report, Window, batch_of, place_of
 
+# When something happened: batch, pass, and place along the pass; backward goes from the last module to the first
 Moment = tuple[float, int, float]
-"""When something happened: batch, pass, and place along the pass; backward goes from the last module to the first."""
-Found = tuple[int, Alert]
-"""The place of its report, and the alert."""
-Explain = Callable[[Sequence[Alert]], Sequence[Alert]]
-"""Alerts with their causes, given those that stand for their kind."""
-MOST_CONSEQUENCES = 200
-"""What an earlier problem explained, of which the kinds are known again."""
+Found = tuple[int, Alert]  # the place of its report, and the alert
+Explain = Callable[[Sequence[Alert]], Sequence[Alert]]  # alerts with their causes, given those that stand for their kind
+MOST_CONSEQUENCES = 200  # what an earlier problem explained, of which the kinds are known again
 
 
 @dataclass(slots=True, eq=False)
@@ -152,11 +150,11 @@ def in_problems(
 
 def _by_kind(window: Window, books: Sequence[AlertBook], lead: Alert | None) -> list[FoundKind]:
     """One problem a kind: of its alerts the one that lasts from before stands for them, else the gravest, else the first."""
-    groups: dict[tuple[str, bool], list[tuple[int, Alert, Moment]]] = {}
-    for place, report in enumerate(window.reports):
-        for alert in report.alerts:
-            moment = _moment(report, alert, window.places)
-            groups.setdefault((alert.kind, alert.severity != "info"), []).append((place, alert, moment))
+    groups = grouped(
+        ((alert.kind, alert.severity != "info"), (place, alert, _moment(report, alert, window.places)))
+        for place, report in enumerate(window.reports)
+        for alert in report.alerts
+    )
     problems = []
     for group in groups.values():
 
@@ -165,9 +163,9 @@ def _by_kind(window: Window, books: Sequence[AlertBook], lead: Alert | None) -> 
             return alert is not lead, not (books and books[place].holds(alert)), gravity(alert.severity), moment
 
         (place, alert, moment), *others = sorted(group, key=rank)
-        lasts = bool(books) and books[place].is_open(alert)
-        first, found = books[place].first(alert) if lasts else None, [(report, other) for report, other, _ in others]
-        problems.append(FoundKind(place, alert, found, moment, lasts, first, alert is lead))
+        first = books[place].passed_on(alert) if books else None
+        found = [(report, other) for report, other, _ in others]
+        problems.append(FoundKind(place, alert, found, moment, first is not None, first, alert is lead))
     return problems
 
 
@@ -232,7 +230,6 @@ def _adopt(problem: FoundKind) -> None:
 
 
 def _effects(problem: FoundKind) -> Iterator[Found]:
-    """What a problem explains, in order."""
     if problem.spreads:
         yield from problem.others
     for effect in problem.effects:

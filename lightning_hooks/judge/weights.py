@@ -12,40 +12,18 @@ import math
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
-
-
-class Record(NamedTuple):
-    """How alerts of a kind did in the trainings that the weights were fitted on.
-
-    Attributes:
-        right: Trainings that were harmed, and in which it was raised.
-        wrong: Healthy trainings in which it was.
-        date: When that was measured.
-    """
-
-    right: int
-    wrong: int
-    date: str
-
-    @property
-    def text(self) -> str:
-        """It in a sentence."""
-        of = self.right + self.wrong
-        return f"{self.right} of the {of} training{'s' * (of != 1)} with such an alert were harmed ({self.date})"
+from typing import Any
 
 
 def probability(evidence: Iterable[str]) -> float:
     """How probable it is that a training with this evidence is harmed, where one in five is.
 
-    Args:
-        evidence: What holds, by name.
-
     Returns:
         From 0 to 1.
     """
     stored = _stored()
-    total = stored["intercept"] + sum(weight(name) for name in evidence)
+    weights = stored["weights"]  # what each adds to the log-odds; nothing for what was in no training
+    total = stored["intercept"] + sum(float(weights.get(name, (0.0,))[0]) for name in evidence)
     return 1 / (1 + math.exp(-total))
 
 
@@ -62,19 +40,16 @@ def probability_of_cause(strengths: Iterable[str]) -> float:
     return 1 / (1 + math.exp(-stored["intercept"] - sum(stored[strength] for strength in strengths)))
 
 
-def weight(name: str) -> float:
-    """What one piece of evidence adds to the log-odds; 0 for what was in no training."""
-    return float(_stored()["weights"].get(name, (0.0,))[0])
-
-
-def record_of(kind: str) -> Record | None:
-    """The record of a kind; None for one that was in no training."""
+def record_of(kind: str) -> str:
+    """How alerts of a kind did in the trainings that the weights were fitted on, as a clause; empty for one that was in none."""
     stored = _stored()
-    found = stored["kinds"].get(kind)
-    return None if found is None else Record(found[0], found[1], stored["date"])
+    if kind not in stored["kinds"]:
+        return ""
+    right, wrong = stored["kinds"][kind][:2]  # trainings that were harmed, and healthy ones, in which it was raised
+    of = right + wrong
+    return f"{right} of the {of} training{'s' * (of != 1)} with such an alert were harmed ({stored['date']})"
 
 
 @cache
 def _stored() -> dict[str, Any]:
-    known: dict[str, Any] = json.loads(files("lightning_hooks.judge").joinpath("judge.json").read_text(encoding="utf-8"))
-    return known
+    return dict(json.loads(files("lightning_hooks.judge").joinpath("judge.json").read_text(encoding="utf-8")))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.brief import TABLES
+from lightning_hooks.declare.plain import TABLES
 from lightning_hooks.declare.window import Report
 
 FRACTIONS = ("zero_fraction", "nonfinite_fraction", "dead_fraction", "saturated_fraction", "rate", "coefficient")

@@ -12,7 +12,7 @@ import platform
 import shutil
 import zipfile
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.plain import to_plain
-from lightning_hooks.declare.warn import info, warn
+from lightning_hooks.declare.warn import Once, info
 from lightning_hooks.hooks.generators import Generators
 from lightning_hooks.hooks.tensors import copied, tensors_in
 from lightning_hooks.replay.blame import Blame
@@ -35,6 +35,7 @@ VERSION = 4
 UNKNOWN = "unknown"
 CAPSULE, TENSORS, STATE, SKIP_ROWS = "capsule.json", "tensors.pt", "state.pt", "skip_rows.json"
 _MB = 1_000_000
+_GOES_ON = "Training goes on, and this warning is shown once."
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,7 @@ class CapsuleWriter:
     max_mb: float  # the most that one may take, in millions of bytes
     report_dir: Any = "auto"  # where the run's files go: as for the monitors
     written: set[str] = field(default_factory=set)  # the kinds that are written, also before the run was resumed
-    window: Callable[[], Mapping[str, Any]] = dict  # returns the reports of the window so far, in plain types
-    _warned: bool = False
+    _warn_once: Once = field(default_factory=Once)
 
     def write(self, host: Host, moment: CapsuleMoment, ring: Ring, with_state: bool) -> None:
         """Write a capsule, unless one of the kind was written.
@@ -85,8 +85,8 @@ class CapsuleWriter:
             partial.rename(path)
         except Exception as error:  # noqa: BLE001  of the disk; the run goes on
             shutil.rmtree(partial, ignore_errors=True)
-            what = f"{type(error).__name__}: {error}"
-            self._warn(f"The capsule of step {moment.evidence.step} could not be written to {path}: {what}.")
+            what = f"The capsule of step {moment.evidence.step} could not be written to {path}"
+            self._warn_once(f"{what}: {type(error).__name__}: {error}. {_GOES_ON}")
             return
         samples = "It holds training samples." if moment.batch is not None and self.where != "rows" else "It holds no samples."
         how = f"lightning-hooks replay {path} --model package.module:factory"
@@ -132,18 +132,10 @@ class CapsuleWriter:
             "batch_at_hand": given is not None and given["batch"] is not None,
             "blame": None if moment.found is None else moment.found.record(),
             "before": ring.state(),
-            "window": self._window(left_out),
             "left_out": left_out,
         }
         (folder / CAPSULE).write_text(json.dumps(to_plain(record), default=str), encoding="utf-8")
         (folder / SKIP_ROWS).write_text(json.dumps({"rows": bad}), encoding="utf-8")
-
-    def _window(self, left_out: list[str]) -> Mapping[str, Any]:
-        try:
-            return self.window()
-        except Exception as error:  # noqa: BLE001  the rest of the capsule is worth more
-            left_out.append(f"the window so far: {type(error).__name__}: {error}")
-            return {}
 
     def _given(self, moment: CapsuleMoment, left_out: list[str]) -> dict[str, Any] | None:
         known = moment.batch is not None and self.where != "rows"
@@ -156,18 +148,13 @@ class CapsuleWriter:
             )
         except NotStorableError as error:
             left_out.append(f"the batch: it holds {error}")
-            step = moment.evidence.step
-            self._warn(f"The batch of step {step} holds {error}, and is not in its capsule, which names its samples.")
+            what = f"The batch of step {moment.evidence.step} holds {error}, and is not in its capsule, which names its samples."
+            self._warn_once(f"{what} {_GOES_ON}")
             return None
         if _size(found) > self.max_mb * _MB:
             left_out.append(f"the batch: the capsule would be larger than max_capsule_mb={self.max_mb:g}")
             return None
         return found
-
-    def _warn(self, text: str) -> None:
-        if not self._warned:
-            self._warned = True
-            warn(f"{text} Training goes on, and this warning is shown once.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +191,8 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
     try:
         given = from_stored(tensors["given"] or {"batch": None, "args": [], "kwargs": {}})
         batch, args, kwargs = given["batch"], list(given["args"]), dict(given["kwargs"])
-        generators, before = generators_from(tensors["generators"]), _by_name(tensors["before"])
+        states, before = tensors["generators"], _by_name(tensors["before"])
+        generators = None if states is None else Generators(**from_stored(states))
         state = _by_name(_load(folder / STATE)) if (folder / STATE).is_file() else {}
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"the tensors in {folder} cannot be read: {error}.") from None
@@ -238,13 +226,16 @@ def _state(host: Host) -> dict[str, Tensor]:
 
 def versions() -> dict[str, str]:
     """The versions of what a step depends on, by name."""
-    found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    for name in ("lightning-hooks", "lightning"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = UNKNOWN
-    return found
+    found = {name: version_of(name) for name in ("lightning-hooks", "lightning")}
+    return {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, **found}
+
+
+def version_of(package: str) -> str:
+    """The version of a package that is installed; else ``unknown``."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return UNKNOWN
 
 
 DEEPEST = 16
@@ -311,10 +302,4 @@ def generators_stored(states: Generators | None) -> dict[str, Any] | None:
         return None
     numpy = states.numpy and tuple(part.astype(np.int64) if isinstance(part, np.ndarray) else part for part in states.numpy)
     python = states.python and tuple(list(part) if isinstance(part, array) else part for part in states.python)
-    found: dict[str, Any] = to_stored({"torch": states.torch, "device": states.device, "numpy": numpy, "python": python})
-    return found
-
-
-def generators_from(found: Any) -> Generators | None:
-    """Make the states that :func:`generators_stored` was given."""
-    return None if found is None else Generators(**from_stored(found))
+    return dict(to_stored({"torch": states.torch, "device": states.device, "numpy": numpy, "python": python}))

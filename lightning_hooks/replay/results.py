@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch.distributed
@@ -74,7 +74,7 @@ class ReplayResults:
         if entry is None:
             return alert
         if kind_of(alert.kind).about == "nonfinite":
-            entry = self._ring.guilty(entry, entry.step)
+            entry = self._ring.guilty(entry)
         samples = () if entry.rows is None else entry.rows.samples()
         return dataclasses.replace(alert, samples=tuple(f"rank 0: {sample}" for sample in samples) if several else samples)
 
@@ -93,7 +93,8 @@ class ReplayResults:
             The place of the report that it belongs to, and the alert, of which all alerts about values that are not finite are
             consequences; None without one.
         """
-        step, affected = self.bad_step, list(_affected(window))
+        step = self.bad_step
+        affected = [(place, alert) for place, report in enumerate(window.reports) for alert in report.alerts if _is_lost(alert)]
         known = [(rank, shown) for rank, shown in self._by_rank() if shown.blame.step is not None]
         if step is None or not window.reports:
             return None
@@ -144,8 +145,5 @@ class ReplayResults:
         return [(rank, shown) for rank, shown in found if shown.blame.reproduced] or found[:1]
 
 
-def _affected(window: Window) -> Iterator[tuple[int, Alert]]:
-    for place, report in enumerate(window.reports):
-        for alert in report.alerts:
-            if kind_of(alert.kind).about == "nonfinite" and alert.severity != "info":
-                yield place, alert
+def _is_lost(alert: Alert) -> bool:
+    return kind_of(alert.kind).about == "nonfinite" and alert.severity != "info"

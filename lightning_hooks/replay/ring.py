@@ -58,14 +58,9 @@ class Ring:
         """The batch with this index in an epoch; None if it is not remembered."""
         return next((entry for entry in reversed(self._entries) if (entry.epoch, entry.batch) == (epoch, batch)), None)
 
-    def guilty(self, until: StepEvidence, since_step: int) -> StepEvidence:
-        """Of the micro-batches of a step the first whose flag is up; the last if none is.
-
-        Args:
-            until: The last of them.
-            since_step: Their ``global_step``.
-        """
-        found = [e for e in self._entries if e.step == since_step and e.epoch == until.epoch and e.batch <= until.batch]
+    def guilty(self, until: StepEvidence) -> StepEvidence:
+        """Of the micro-batches of a step, up to the last one, the first whose flag is up; the last if none is."""
+        found = [e for e in self._entries if e.step == until.step and e.epoch == until.epoch and e.batch <= until.batch]
         flags = torch.stack([torch.as_tensor(e.flag) for e in found]).tolist() if found else []  # one wait for all
         return next((entry for entry, bad in zip(found, flags, strict=True) if bad), until)
 

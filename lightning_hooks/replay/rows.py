@@ -25,17 +25,14 @@ class DrawnIndices:
     Attributes:
         drawn: What was given, the oldest first.
         dropped: How many of the oldest are not remembered any more.
-        before: The iterator that the loader had before this one.
     """
 
-    __slots__ = ("_indices", "before", "drawn", "dropped")
+    __slots__ = ("_indices", "drawn", "dropped")
 
-    def __init__(self, indices: Iterator[Any], before: DrawnIndices | None) -> None:
+    def __init__(self, indices: Iterator[Any]) -> None:
         self._indices = indices
         self.drawn: deque[Any] = deque()
-        self.dropped, self.before = 0, before
-        if before is not None:
-            before.before = None
+        self.dropped = 0
 
     def __iter__(self) -> DrawnIndices:
         return self
@@ -46,9 +43,7 @@ class DrawnIndices:
         return indices
 
     def of(self, place: int) -> Any:
-        """The indices of the batch with this number, a negative one of the iterator before; None if it is not known."""
-        if place < 0:
-            return None if self.before is None or -place > len(self.before.drawn) else self.before.drawn[place]
+        """The indices of the batch with this number; None if it is not known."""
         while self.drawn and self.dropped < place - BEHIND:
             self.drawn.popleft()
             self.dropped += 1
@@ -59,11 +54,9 @@ class DrawnIndices:
 class _Recorded:
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
-        self.last: DrawnIndices | None = None
 
     def __iter__(self) -> DrawnIndices:
-        self.last = DrawnIndices(iter(self.sampler), self.last)
-        return self.last
+        return DrawnIndices(iter(self.sampler))
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -77,7 +70,6 @@ class _Recording:
 
     def __init__(self, loader: DataLoader[Any], before: Any) -> None:
         self.loader, self.before = loader, before  # what stood on the instance
-        self._samplers: dict[int, _Recorded] = {}
         self.latest: Callable[[], Any] = lambda: None
 
     def __call__(self) -> Any:
@@ -85,7 +77,7 @@ class _Recording:
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         own = vars(loader)
         sampler = own[name]
-        own[name] = self._samplers.setdefault(id(sampler), _Recorded(sampler))  # DataLoader's __setattr__ does not allow it
+        own[name] = _Recorded(sampler)  # DataLoader's __setattr__ does not allow it
         try:
             iterator = type(loader)._get_iterator(loader) if self.before is None else self.before()
         finally:

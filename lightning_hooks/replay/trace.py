@@ -185,8 +185,7 @@ def _nonfinite(tensor: Tensor) -> bool:
 
 
 def _key(tensor: Tensor) -> int:
-    key: int = tensor.untyped_storage()._cdata
-    return key
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _value(tensor: Tensor) -> str:

@@ -60,10 +60,6 @@ def _guarded(event: Callable[..., None]) -> Callable[..., None]:
 class StepWatch:
     """The evidence of one run. Without a call of :meth:`open` it does nothing.
 
-    Args:
-        host: The training loop.
-        unobserved: A context in which no monitor records what the model does.
-
     Attributes:
         results: What running the first bad step again has shown.
         on: Whether anything is kept.
@@ -285,6 +281,6 @@ class StepWatch:
                 kind = alert.kind if about == "batch" else about
                 entry = self.ring.of(alert.epoch, alert.batch)
                 if entry is not None and (kind != "nonfinite" or not self._on_host):
-                    entry = self.ring.guilty(entry, entry.step) if kind == "nonfinite" else entry
+                    entry = self.ring.guilty(entry) if kind == "nonfinite" else entry
                     kept = next((one for one in self._recent if one.evidence is entry), BatchUnderWay(entry))
                     self._write(kept, kind, None)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.kinds import capital
+from lightning_hooks.declare.plain import TABLES
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.blocks import (
     DASH,

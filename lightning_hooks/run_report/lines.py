@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.brief import TABLES
-from lightning_hooks.declare.plain import to_plain
+from lightning_hooks.declare.plain import TABLES, to_plain
 from lightning_hooks.run_report.recorded import is_table, place, read_lines
 
 

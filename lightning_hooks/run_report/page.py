@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from lightning_hooks.declare.brief import lines_html
+from lightning_hooks.declare.plain import lines_html
 from lightning_hooks.run_report.blocks import flat, markdown
 from lightning_hooks.run_report.data import Page, heat, whole
 from lightning_hooks.run_report.lines import write_whole

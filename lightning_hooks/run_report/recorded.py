@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_hooks.declare.alert import Alert, limit_of
-from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.kinds import gravity
-from lightning_hooks.declare.plain import from_plain
+from lightning_hooks.declare.plain import TABLES, from_plain
 from lightning_hooks.declare.window import Report
 from lightning_hooks.plots.series import Series, window_of
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.brief import TABLES
-from lightning_hooks.declare.plain import NONFINITE, from_plain
+from lightning_hooks.declare.plain import NONFINITE, TABLES, from_plain
 from lightning_hooks.plots.canvas import within
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, report_line
 from lightning_hooks.run_report.recorded import (

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import AlertBook, Occurrence
-from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.kinds import REARM, capital, gravity, inside_a_sentence, known_kind
+from lightning_hooks.declare.plain import TABLES
 from lightning_hooks.judge.weights import record_of
 from lightning_hooks.plots.series import window_of
 from lightning_hooks.run_report.run import MonitorRecord, Run
@@ -61,7 +61,7 @@ class Problem:
     def record(self) -> str:
         """How often alerts of this kind were right in the trainings of the evidence, in a sentence; empty for one of the user's."""
         record = record_of(self.kind)
-        return "" if record is None else f"Its record: {record.text}."
+        return f"Its record: {record}." if record else ""
 
     @property
     def headline(self) -> str:

@@ -12,16 +12,10 @@ from lightning_hooks.declare.rulebook import Candidate
 from lightning_hooks.declare.warn import Once
 from lightning_hooks.declare.window import LAST, Report
 from lightning_hooks.hooks.selection import closest_names
-from lightning_hooks.trackers import some
 
 
 class Alerting:
-    """One member's rules, the book of what they find, and its observers.
-
-    Args:
-        functions: Those of ``on_alert``, which are called with each new alert.
-        rules: The rules.
-    """
+    """One member's rules, the book of what they find, and its observers."""
 
     def __init__(self, functions: Iterable[Callable[[Alert], None]], rules: RuleBook) -> None:
         self.rules = rules
@@ -94,29 +88,19 @@ class Alerting:
             "lasting": [alert.record() for alert in self._lasting],
         }
 
-    def load_state_dict(self, state: dict[str, Any], report_type: type[Report] | None) -> None:
+    def load_state_dict(self, state: dict[str, Any], report_type: type[Report]) -> None:
         """Restore the state of an earlier run."""
         self.book = AlertBook()
         self.book.load_state_dict(state)
-        read = (lambda plain: plain) if report_type is None else report_type.from_dict
-        self.history, self.long_history = ([read(plain) for plain in state.get(key, [])] for key in ("history", "long_history"))
+        self.history = [report_type.from_dict(plain) for plain in state.get("history", [])]
+        self.long_history = [report_type.from_dict(plain) for plain in state.get("long_history", [])]
         self.set_by_user = set(state.get("set_by_user", ()))
         self._lasting = tuple(from_plain(Alert, plain) for plain in state.get("lasting", []))
-
-    def over_lines(self) -> list[str]:
-        """What the full summary says of alerts that are over."""
-        over = [
-            f"{occurrence.passed_on.name} (epoch {occurrence.passed_on.epoch}"
-            + (f" to {occurrence.last_epoch})" * (occurrence.last_epoch > occurrence.passed_on.epoch) or ")")
-            for occurrence in self.book.ended
-        ]
-        return [f"  Over: {some(over)}"] if over else []
 
 
 def _with(history: list[Any], report: Any) -> list[Any]:
     """The first report, and the last ones with a new one."""
-    first, later = history[:1], [*history[1:], report]
-    return [*first, *later[-LAST:]] if first else [report]
+    return [*history[:1], *[*history[1:], report][-LAST:]]
 
 
 def check_sites(name: str, book: RuleBook, sites: Sequence[str]) -> None:

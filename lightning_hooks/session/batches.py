@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from lightning_hooks.declare.context import DETAILED_EVERY, FIRST_DETAILED, Context
+from lightning_hooks.declare.functional_calls import FunctionalCalls
 from lightning_hooks.declare.warn import warn_of_faults
 from lightning_hooks.hooks import Gate
-from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.module_hooks import ModuleHooks
 from lightning_hooks.session.sampling import KEPT, Sampling

@@ -6,33 +6,23 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from lightning_hooks.declare.collector import LoggedStatistics, ReportView
+from lightning_hooks.declare.collector import Figures, LoggedStatistics, ReportView
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import info
 from lightning_hooks.session.settings import Logged, Settings
 from lightning_hooks.statistics.histograms import HistogramTable
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    Figures = Mapping[str, Callable[[], Figure]]
-
 T = TypeVar("T")
 
+# Up to so many modules, the values of every site are logged by default; of larger models, values of the whole model
 SMALL_MODEL = 8
-"""Up to so many modules, the values of every site are logged by default; of larger models, values of the whole model."""
-MOST_SITE_TAGS = 45
-"""Tags of sites that a monitor logs by default in a small model."""
-MOST_ALERTED_TAGS = 21
-"""Tags of sites that had an alert, which a monitor logs by default in a larger model."""
-FAULTS = re.compile(r"_(fraction|rows|steps)(_median|_worst)?$")
-"""Shares and counts of what is wrong, 0 in health."""
-MOST_HISTOGRAMS = 128
-"""Sites that get a histogram where the user names none."""
-MOST_PICTURED = 200
-"""Windows in a figure."""
+MOST_SITE_TAGS = 45  # tags of sites that a monitor logs by default in a small model
+MOST_ALERTED_TAGS = 21  # tags of sites that had an alert, which a monitor logs by default in a larger model
+FAULTS = re.compile(r"_(fraction|rows|steps)(_median|_worst)?$")  # shares and counts of what is wrong, 0 in health
+MOST_HISTOGRAMS = 128  # sites that get a histogram where the user names none
+MOST_PICTURED = 200  # windows in a figure
 
 
 class MemberLog:
@@ -160,11 +150,9 @@ class MemberLog:
         number = self._number
         if last or not self.figures:
             return bool(self.figures)
-        if self.figures is True:
-            return number & (number - 1) == 0
-        return (number + 1) % self.figures == 0
+        return number & (number - 1) == 0 if self.figures is True else (number + 1) % self.figures == 0
 
-    def fresh(self, figures: Figures) -> dict[str, Callable[[], Figure]]:
+    def fresh(self, figures: Figures) -> Figures:
         """The pictures that were not drawn of this window yet: at the end those of the last window may have been."""
         found = {name: draw for name, draw in figures.items() if self._drawn.get(name) != self._number}
         self._drawn.update(dict.fromkeys(found, self._number))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -12,20 +12,20 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from lightning_hooks.alerts import Alert, RuleBook, rules_of
+from lightning_hooks.alerts import RULES, Alert, RuleBook
 from lightning_hooks.declare.book import EarlyChecks
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.context import Context
+from lightning_hooks.declare.functional_calls import FunctionalCalls
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import loading_state, warn_of_faults, warn_of_tracing
-from lightning_hooks.hooks import Faults, Gate
+from lightning_hooks.hooks import Faults
 from lightning_hooks.hooks.listener import IN_GRAPHS
 from lightning_hooks.hooks.selection import compiled_regions, describe_selector
 from lightning_hooks.replay.capsule import CapsuleWriter
 from lightning_hooks.replay.measure import StepMeasure
 from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.alerting import Alerting, check_sites
-from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.logged import MemberLog
 from lightning_hooks.session.module_hooks import ModuleHooks
 from lightning_hooks.session.sampling import Sampling
@@ -49,9 +49,6 @@ class OpenSession(Protocol):
 
     def judge_urgent(self) -> bool:
         """Apply the urgent rules of all members."""
-
-    def window_so_far(self) -> dict[str, Any]:
-        """The reports of the window under way by monitor, in plain types."""
 
     def release(self, context: Context) -> None:
         """Remove what was registered for a member."""
@@ -79,7 +76,7 @@ class Member:
         self.name, self.kind, self.settings = name, kind, settings
         self._new = kind if new is None else new
         settings.check_early(name, kind.checks_early)
-        self.alerting = Alerting(settings.functions, RuleBook(rules_of(kind.report_type), settings.rules, kind.report_type))
+        self.alerting = Alerting(settings.functions, RuleBook(RULES.get(kind.report_type, ()), settings.rules, kind.report_type))
         self.log = MemberLog(name, settings, kind)
         every = 1 if kind.every_step else settings.every_n_steps
         self.sampling = Sampling(name, every, settings.max_overhead, kind.every_step)
@@ -107,11 +104,6 @@ class Member:
         return self._context
 
     @property
-    def gate(self) -> Gate:
-        """Whether the batch under way is sampled."""
-        return self.sampling.gate
-
-    @property
     def live(self) -> Collector[Any]:
         """The collector."""
         assert self.collector is not None, "training has not started"
@@ -137,7 +129,7 @@ class Member:
         settings = self.settings
         if settings.capsule is not None and not session.evidence.on:  # as the first monitor says that has one
             place, most = settings.capsule, settings.max_capsule_mb
-            writer = CapsuleWriter(place, most, settings.report_dir, self._capsules, session.window_so_far)
+            writer = CapsuleWriter(place, most, settings.report_dir, self._capsules)
             session.evidence.open(writer, settings.keep_batches)
         self._context = context = self._new_context(session)
         if self.kind.watches_steps:
@@ -149,7 +141,7 @@ class Member:
                 context, _step_calls(context, collector), self.faults if collector.reads_norms else None, collector.due
             )
         check_sites(self.name, self.alerting.rules, collector.names)
-        with context.loading():
+        with loading_state(self.name):
             if "epoch" in state:
                 window = load_window(self.name, collector, self.windows, state["epoch"], host.setup.is_global_zero)
                 context.batches, context.sampled_batches = window
@@ -182,7 +174,7 @@ class Member:
         """The run is over, or never started. Harmless when it was over before."""
         session, self.session = self.session, None
         context, self._context = self._context, None
-        self.gate.stop()
+        self.sampling.gate.stop()
         if session is not None and context is not None:
             session.release(context)
         if self.collector is not None:
@@ -191,18 +183,24 @@ class Member:
             context.close()
 
     def check_compiled(self) -> None:
-        """The first sampled batch is over: warn of modules that were compiled before the hooks came."""
-        late = _compiled_before(self.unchecked_regions, self.live, self.faults)
+        """The first sampled batch is over: warn of modules that were compiled before the hooks came.
+
+        All sites in them are silent, but for a fault.
+        """
+        silent, late = set(self.live.silent_sites()).difference(self.faults.errors), list[str]()
+        for region in self.unchecked_regions:
+            inside = [name for name in self.live.names if not region or name == region or name.startswith(f"{region}.")]
+            late += inside if silent.issuperset(inside) else []
         self.unchecked_regions = []
         if late and self.session is not None:
             self.session.hooks.warn_of_compiled(self.name, late)
 
     def skip_batch(self) -> None:
         """A batch started and was skipped with the rest of its epoch."""
-        if self.gate.running:
+        if self.sampling.gate.running:
             self.context.batches -= 1
-            self.context.sampled_batches -= self.gate.sampled or self.sampling.every_step
-        self.gate.stop()
+            self.context.sampled_batches -= self.sampling.gate.sampled or self.sampling.every_step
+        self.sampling.gate.stop()
 
     # The end of a window.
 
@@ -261,7 +259,7 @@ class Member:
             last, whole = self.report, self.so_far(self.windows.epoch)
             known = {"overhead": last.overhead, "every_n_steps": last.every_n_steps}
             self.epoch_report = dataclasses.replace(whole, **known, alerts=tuple(self.alerting.book.of_epoch.values()))
-        self.windows.end_epoch()
+        self.windows.index, self.windows.epoch = 0, None
         self.alerting.book.of_epoch.clear()
         return several
 
@@ -306,14 +304,3 @@ def _step_calls(context: Context, collector: Collector[Any]) -> StepCalls:
         for event in STEP_EVENTS
         if collector.follows(f"on_{event}")
     }
-
-
-def _compiled_before(regions: Sequence[str], collector: Collector[Any], faults: Faults) -> list[str]:
-    """The sites in compiled modules all of whose sites are silent, but for a fault: those were compiled before the hooks came."""
-    silent = set(collector.silent_sites()).difference(faults.errors)
-    late = []
-    for region in regions:
-        inside = [name for name in collector.names if not region or name == region or name.startswith(f"{region}.")]
-        if inside and silent.issuperset(inside):
-            late += inside
-    return late

@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only  # has no public name
 
 from lightning_hooks.declare.host import Host
+from lightning_hooks.declare.parameter_places import ParameterPlaces
 from lightning_hooks.declare.step import EarlierOptimizers, Step, loss_scale, small_ones, versions
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
 from lightning_hooks.hooks.tensors import addresses_of, computed, is_freed
-from lightning_hooks.session.parameter_places import ParameterPlaces
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -54,7 +54,6 @@ class OptimizerState:
             undo.undo()
 
     def _look_at_groups(self, held: list[Tensor]) -> None:
-        """Look up the optimizer's parameters, each once, with their places."""
         places = self.places
         if places.update(self.host.model, places.optimizers):
             self.changed([*range(len(places.optimizers))])
@@ -115,21 +114,14 @@ class OptimizerState:
 
 def has_step_hooks(optimizer: Any) -> bool:
     """Whether hooks on the optimizer's ``step`` can be registered; a warning where they cannot."""
-    kind = type(optimizer).__name__
-    if not isinstance(optimizer, Optimizer):
-        warn(
-            f"{kind} is not a torch.optim.Optimizer and has no step hooks: its steps, gradients and clips are not seen. Derive it "
-            "from torch.optim.Optimizer to have them."
-        )
-        return False
     # torch keeps step hooks under private names, which Optimizer.__init__ sets.
-    if not (hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "_optimizer_step_post_hooks")):
+    hooked = isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_post_hooks")
+    if not hooked:
         warn(
-            f"{kind} never called torch.optim.Optimizer.__init__ and has no step hooks: its steps, gradients and clips are not "
-            f"seen. Call super().__init__(params, defaults) in {kind}.__init__ to have them."
+            f"{type(optimizer).__name__} has no step hooks: its steps, gradients and clips are not seen. Derive it from "
+            "torch.optim.Optimizer, and call super().__init__(params, defaults) in its __init__, to have them."
         )
-        return False
-    return True
+    return hooked
 
 
 class BeforeUpdate(Listener):
@@ -192,8 +184,7 @@ class AfterUpdate(Listener):
                 self.taken(optimizer)
 
 
-LOOKED_AT = 4
-"""How many parameters of an optimizer are looked at, evenly spread: what zeroes or clips one does so to all."""
+LOOKED_AT = 4  # how many parameters of an optimizer are looked at, evenly spread: what zeroes or clips one does so to all
 
 
 class GradientTrace:
@@ -250,7 +241,6 @@ class GradientTrace:
 
 
 def _copied(value: Any) -> Any:
-    """An optimizer's state or settings with copies of the tensors in it."""
     return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value)
 
 

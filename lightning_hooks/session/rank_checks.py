@@ -18,8 +18,7 @@ import torch.distributed
 from lightning_hooks.session.member import Member
 from lightning_hooks.statistics.reduction import all_ranks, all_reduce
 
-PATIENCE = timedelta(seconds=30)
-"""How long a rank waits for the others before it names those that are missing."""
+PATIENCE = timedelta(seconds=30)  # how long a rank waits for the others before it names those that are missing
 
 _VERSION = "lightning_hooks.__version__"
 _ALIKE = {"callbacks": "list the same callbacks in the same order on every rank", _VERSION: "install one version on every rank"}
@@ -114,8 +113,9 @@ def check_ranks_agree(member: Member) -> None:
     torch.distributed.all_gather_object(of_ranks, (names, packed.numel(), {"callbacks": name, **arguments}))
     for argument in ("callbacks", *arguments):
         values = [of_rank[2].get(argument) for of_rank in of_ranks]
-        if any(value != values[0] for value in values):
-            shown = ", ".join(f"{values[rank]!r} on rank {rank}" for rank in _shown(values))
+        differing = [rank for rank, value in enumerate(values) if value != values[0]]
+        if differing:
+            shown = ", ".join(f"{values[rank]!r} on rank {rank}" for rank in (0, *differing[:7]))
             raise RuntimeError(
                 f"{name}: ranks have different values of {argument}: {shown}. They merge their numbers and decide together, and "
                 f"would wait for each other forever: {_ALIKE.get(argument, f'give {argument}= alike on every rank')}."
@@ -124,22 +124,14 @@ def check_ranks_agree(member: Member) -> None:
                        "choose modules= alike on every rank.")  # fmt: skip
 
 
-def _shown(values: Sequence[Any]) -> list[int]:
-    """Rank 0, and the first ranks that have something else."""
-    return [0, *[rank for rank, value in enumerate(values) if value != values[0]][:7]]
-
-
 def _what_differs(of_ranks: Sequence[tuple[Sequence[str], int, Any]]) -> str:
     """Say what the first rank that differs from rank 0 has."""
     first, size, _ = of_ranks[0]
-    for rank, (names, other_size, _) in enumerate(of_ranks):
-        if list(names) != list(first):
-            pairs = enumerate(zip_longest(first, names))
-            place, (here, there) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
-            return (
-                f"ranks have different sites or parameters, {len(first)} on rank 0 and {len(names)} on rank {rank}. Number "
-                f"{place + 1} is {here or 'missing'} on rank 0 and {there or 'missing'} on rank {rank}."
-            )
-        if other_size != size:
-            return f"its table has {size} numbers on rank 0 and {other_size} on rank {rank}, for the same sites."
-    return "ranks have different sites."
+    rank, (names, other_size, _) = next((place, known) for place, known in enumerate(of_ranks) if known[:2] != (first, size))
+    if names == first:
+        return f"its table has {size} numbers on rank 0 and {other_size} on rank {rank}, for the same sites."
+    number, here, there = next((n, *pair) for n, pair in enumerate(zip_longest(first, names), 1) if pair[0] != pair[1])
+    return (
+        f"ranks have different sites or parameters, {len(first)} on rank 0 and {len(names)} on rank {rank}. Number "
+        f"{number} is {here or 'missing'} on rank 0 and {there or 'missing'} on rank {rank}."
+    )

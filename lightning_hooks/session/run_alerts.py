@@ -28,11 +28,6 @@ from lightning_hooks.sinks import Notice
 class RunAlerts:
     """Puts the alerts of all members in order of cause and into their books, and passes new ones on to the sinks.
 
-    Args:
-        host: The training loop.
-        evidence: What is known of single steps.
-        sinks: Those of the run.
-
     Attributes:
         stopped_by: The first alert with ``on_alert="stop"``.
     """
@@ -45,9 +40,6 @@ class RunAlerts:
 
     def window_end(self, members: Sequence[Member]) -> None:
         """Put the alerts of the window's reports in order of cause, and pass on those that are new.
-
-        Args:
-            members: Those that made a report of this window.
 
         Raises:
             AlertError: If a member with ``on_alert="raise"`` has a new alert.
@@ -183,7 +175,8 @@ class RunAlerts:
 
     def _pass_on(self, notices: Sequence[Notice], ended: Sequence[Notice] = ()) -> None:
         """Pass alerts on, in order, and stop or end the run as ``on_alert`` says."""
-        self._sinks.alerts([*notices, *ended])
+        if notices or ended:
+            self._sinks.call("alerts", [*notices, *ended])
         stopping = next((notice.alert for notice in notices if "stop" in notice.actions), None)
         if stopping is not None:
             with self._host.console.printing():
@@ -199,11 +192,6 @@ def actions_on(root: Alert, members: Sequence[Member], window: Window) -> frozen
     """What the members that found a root cause, or a consequence of it, are to do.
 
     A member that is to stop the run does so where what it found is a consequence of what another found: alone it would have.
-
-    Args:
-        root: The root cause.
-        members: The members.
-        window: Their reports, with the severities of their rules.
     """
     if root.severity == "info":
         return frozenset()

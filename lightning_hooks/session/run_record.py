@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from types import FunctionType, SimpleNamespace
@@ -20,12 +20,13 @@ from typing_extensions import override
 from lightning_hooks.alerts import Alert
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.step import groups_of
-from lightning_hooks.declare.warn import Once, info, warn
+from lightning_hooks.declare.warn import info, warn
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.setup.initial import on_host
 from lightning_hooks.hooks.attributes import contents, stored
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.hooks.tensors import has_values, read_number
+from lightning_hooks.replay.capsule import version_of
 from lightning_hooks.run_report.health import HEALTH, Health, MonitorScope
 from lightning_hooks.run_report.lines import (
     ALERTS,
@@ -46,16 +47,15 @@ from lightning_hooks.run_report.lines import (
 from lightning_hooks.run_report.page import write_health
 from lightning_hooks.run_report.recorded import Source
 from lightning_hooks.run_report.run import read_run, run_name
-from lightning_hooks.session.closing import command_for, print_closing, verdict_of
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.sources import Sources
+from lightning_hooks.session.terminal import command_for, print_closing, verdict_of
 from lightning_hooks.sinks import Notice, Sink
 
 MOST_LAYERS = 2000
 LONGEST_DETAIL = 90
-MOST_METRICS = 32
-"""Of the user's metrics that are kept, the first ones."""
+MOST_METRICS = 32  # of the user's metrics that are kept, the first ones
 
 
 def open_record(member: Member, host: Host, sinks: Sinks) -> None:
@@ -71,7 +71,7 @@ def open_record(member: Member, host: Host, sinks: Sinks) -> None:
                 sinks.add(record := RunRecord(host, folder))
             record.members.append(member)
     except Exception as error:  # noqa: BLE001  a logger's error is not the training's
-        warn(f"There will be no health report: {type(error).__name__}: {error}. Training goes on.")
+        warn(f"There will be no health report: {type(error).__name__}: {error}. Training goes on; report_dir= names a directory.")
 
 
 class RunRecord(Sink):
@@ -93,7 +93,6 @@ class RunRecord(Sink):
         self._memory = Memory()
         self._began = perf_counter()
         self._broken = False
-        self._warn_once = Once()
         self._model_sources: Sources | None = None
         self._sources: dict[str, Source] = {}  # of the sites that had an alert
         self._first: dict[tuple[Any, ...], Alert] = {}  # each alert as it was written first
@@ -107,14 +106,8 @@ class RunRecord(Sink):
 
     @override
     def alerts(self, notices: Sequence[Notice]) -> None:
-        file = self.file.with_name(ALERTS)
-        try:
-            append(file, "".join(json.dumps(_alert_record(notice)) + "\n" for notice in notices))
-        except (OSError, TypeError, ValueError) as error:  # of the disk; of what is no JSON
-            self._warn_once(
-                f"The alerts could not be written to {file}: {type(error).__name__}: {error}; training goes on, and "
-                "this warning is shown once."
-            )
+        records = (json.dumps(_alert_record(notice)) + "\n" for notice in notices)
+        self._try(lambda: append(self.file.with_name(ALERTS), "".join(records)))
 
     @override
     def window_end(self, members: Sequence[Any]) -> None:
@@ -253,9 +246,9 @@ def _description(host: Host) -> dict[str, Any]:
     model, known = host.model, host.setup.description
     return {
         "version": VERSION,
-        "package": _version("lightning-hooks"),
+        "package": version_of("lightning-hooks"),
         "torch": str(torch.__version__),
-        "lightning": _version("lightning"),
+        "lightning": version_of("lightning"),
         "started": _now(),
         "model": type(model).__name__,
         "epoch": host.position.epoch,
@@ -277,16 +270,9 @@ def elements(parameters: Iterable[nn.Parameter]) -> int:
 
 def layers(model: nn.Module) -> dict[str, list[Any]]:
     """The leaves of a model by columns: name, type, what its ``repr`` says of its shape, number of its parameters."""
-    table: dict[str, list[Any]] = {"name": [], "type": [], "detail": [], "parameters": []}
-    for name, module in named_sites(model):
-        if next(module.children(), None) is not None:
-            continue
-        if len(table["name"]) == MOST_LAYERS:
-            break
-        row = (name, type(module).__name__, _detail(module), elements(module.parameters()))
-        for column, value in zip(table.values(), row, strict=True):
-            column.append(value)
-    return table
+    leaves = islice(((name, module) for name, module in named_sites(model) if next(module.children(), None) is None), MOST_LAYERS)
+    rows = [(name, type(module).__name__, _detail(module), elements(module.parameters())) for name, module in leaves]
+    return {column: [row[place] for row in rows] for place, column in enumerate(("name", "type", "detail", "parameters"))}
 
 
 def _detail(module: nn.Module) -> str:
@@ -306,20 +292,12 @@ def learning_rates(optimizers: Iterable[Any]) -> dict[str, float]:
 
     A group whose ``lr`` is not one number is left out.
     """
-    found = {}
-    for name, groups in groups_of(optimizers):
-        for place, group in enumerate(groups):
-            rate = read_number(group.get("lr"))
-            if rate is not None:
-                found[name if len(groups) == 1 else f"{name}/pg{place + 1}"] = rate
-    return found
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
+    rates = {
+        name if len(groups) == 1 else f"{name}/pg{place}": read_number(group.get("lr"))
+        for name, groups in groups_of(optimizers)
+        for place, group in enumerate(groups, 1)
+    }
+    return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 def _now() -> str:

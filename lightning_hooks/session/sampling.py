@@ -13,11 +13,9 @@ import torch
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import Gate, Meter
 
-PROBES = 2
-"""Sampled batches after the first (which warms up) from which the first stride is found."""
+PROBES = 2  # sampled batches after the first (which warms up) from which the first stride is found
 
-KEPT = 1000
-"""Batches of a window, sampled ones and others each, whose times are kept: what it costs is the medians of them."""
+KEPT = 1000  # batches of a window, sampled ones and others each, whose times are kept: what it costs is the medians of them
 
 
 def stride_within(budget: float, costs: list[tuple[float, float, float]], at_least: int) -> int | None:
@@ -34,9 +32,7 @@ def stride_within(budget: float, costs: list[tuple[float, float, float]], at_lea
     plain = statistics.median([cost[0] for cost in costs])
     left = budget * plain - sum(cost[1] for cost in costs)
     more = sum(cost[2] for cost in costs)
-    if left <= 0:
-        return None
-    return max(at_least, math.ceil(more / left))
+    return None if left <= 0 else max(at_least, math.ceil(more / left))
 
 
 class Sampling:

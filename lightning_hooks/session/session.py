@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_hooks.alerts import AlertError
 from lightning_hooks.declare.context import Context
+from lightning_hooks.declare.functional_calls import FunctionalCalls
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import Once, info, skipped_message
@@ -23,8 +24,6 @@ from lightning_hooks.hooks.tensors import unread
 from lightning_hooks.replay.measure import StepMeasure
 from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.batches import Batches, BatchPlan
-from lightning_hooks.session.closing import end_event, print_summaries
-from lightning_hooks.session.functional_calls import FunctionalCalls
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.module_hooks import ModuleHooks
 from lightning_hooks.session.rank_checks import check_ranks_agree, named_to_ranks
@@ -32,7 +31,7 @@ from lightning_hooks.session.run_alerts import RunAlerts
 from lightning_hooks.session.run_record import open_record
 from lightning_hooks.session.sinks import Sinks
 from lightning_hooks.session.step_probe import StepProbe
-from lightning_hooks.session.terminal import Terminal
+from lightning_hooks.session.terminal import Terminal, end_event, print_summaries
 from lightning_hooks.session.tracker_sink import TrackerSink
 from lightning_hooks.session.windows import merged
 from lightning_hooks.trackers import some
@@ -108,15 +107,11 @@ class Session:
     def _unread_batch(self, site: str, error: Exception) -> None:
         self.members[0].faults(site, error)
 
-    def window_so_far(self) -> dict[str, Any]:
-        """The reports of the window under way by monitor, in plain types."""
-        return {member.kind.prefix: member.so_far(member.live.tables.pack()).to_dict() for member in self.members}
-
     # Events of the training loop.
 
     def epoch_start(self) -> None:
         """An epoch starts."""
-        self.sinks.epoch_start()
+        self.sinks.call("epoch_start")
 
     def batch_start(self, batch: Any, batch_idx: int) -> None:
         """A training batch starts."""
@@ -204,7 +199,7 @@ class Session:
         """A training batch ends, and with it perhaps a window; ``training_step`` returned ``outputs``."""
         plan, self._batch = self._plan, (None, None)
         if self.calls.running and self.calls.batch_end():
-            self.calls.notify(member.live for member in self.members)
+            self.calls.notify(member.live.calls_numbered for member in self.members)
         for call in plan.batch_end:
             call(outputs)
         full = self.batches.stop()
@@ -246,7 +241,7 @@ class Session:
         self.probe.epoch_end()
         ending = [member for member in self.members if member.context.batches or not member.windows.index]
         _end_windows(self, ending, epoch_ends=True)
-        self.sinks.reports([member for member in self.members if member.finish_epoch()], of_epoch=True)
+        self.sinks.call("reports", [member for member in self.members if member.finish_epoch()], True)
 
     def judge_urgent(self) -> bool:
         """Something is wrong that cannot wait: apply the urgent rules of all members that check within a window."""
@@ -307,15 +302,15 @@ def _end_windows(session: Session, members: Sequence[Member], epoch_ends: bool =
         results.agree()
     for member, table in zip(members, tables, strict=True):
         member.finish_window(table, epoch_ends)
-    session.calls.notify(member.live for member in session.members)
+    session.calls.notify(member.live.calls_numbered for member in session.members)
     skipped = session.hooks.faults.skipped + sum(member.faults.skipped for member in session.members)
     if skipped:
         session._info_once(skipped_message(skipped))
-    session.sinks.reports(members)
+    session.sinks.call("reports", members)
     try:
         session.alerts.window_end(members)
     finally:  # also where on_alert="raise" ends the run here
         session.evidence.passed_on(alert for member in members for alert in member.report.alerts)
         for member in members:
             member.history.add(member.report)
-        session.sinks.window_end(members)
+        session.sinks.call("window_end", members)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.warn import Once, info
+from lightning_hooks.declare.warn import info
 from lightning_hooks.hooks.checks import check_bools
 from lightning_hooks.run_report.lines import FOLDER, REPORTS
 from lightning_hooks.run_report.run import run_name
-from lightning_hooks.session.closing import run_report, verdict_of
 from lightning_hooks.session.member import Member
-from lightning_hooks.sinks import Notice, Sink
+from lightning_hooks.session.terminal import run_report, verdict_of
+from lightning_hooks.sinks import Sink
 from lightning_hooks.sinks.notebook import LivePage
 from lightning_hooks.sinks.webhook import FORM, VARIABLE, Address, Webhook
 
@@ -24,11 +23,10 @@ _warn = partial(info, level=logging.WARNING)
 
 
 class Sinks:
-    """The sinks of one run, in the order in which they are called: events as of :class:`~lightning_hooks.sinks.Sink`."""
+    """The sinks of one run, in the order in which they are called."""
 
     def __init__(self, *sinks: Sink) -> None:
         self._each = list(sinks)
-        self._warn_once = Once()
 
     def __iter__(self) -> Iterator[Sink]:
         return iter(self._each)
@@ -37,61 +35,31 @@ class Sinks:
         """Call a sink from now on."""
         self._each.append(sink)
 
-    def epoch_start(self) -> None:
-        """An epoch starts."""
-        self._call(lambda sink: sink.epoch_start())
-
-    def reports(self, members: Sequence[Member], of_epoch: bool = False) -> None:
-        """Windows have ended, or an epoch of several."""
-        self._call(lambda sink: sink.reports(members, of_epoch))
-
-    def alerts(self, notices: Sequence[Notice]) -> None:
-        """Alerts are passed on."""
-        if notices:
-            self._call(lambda sink: sink.alerts(notices))
-
-    def window_end(self, members: Sequence[Member]) -> None:
-        """The alerts of windows were passed on."""
-        self._call(lambda sink: sink.window_end(members))
-
-    def end(self, members: Sequence[Member], end: dict[str, Any]) -> None:
-        """The run of these members has ended, as :func:`~lightning_hooks.session.closing.end_event` says."""
-        with self._ending():
-            for member in members:
-                member.history.add(member.report)
-                member.end = end
-            headline = verdict_of(members).headline
-            for sink in list(self._each):
-                with self._ending(sink):
-                    sink.end(end, headline)
-
-    @contextmanager
-    def _ending(self, sink: Sink | None = None) -> Iterator[None]:
-        """A block at the run's end, in which what its own sinks raise is a warning, once: that end goes first."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001
-            if isinstance(sink, (LivePage, Webhook)):
-                self._disable(sink, error)
-            else:
-                self._warn_once(
-                    f"The end of the run's record raised {type(error).__name__}: {error}. The health report may be "
-                    "incomplete; hooks are removed and training is not affected."
-                )
-
-    def _call(self, event: Callable[[Sink], None]) -> None:
+    def call(self, event: str, *arguments: Any) -> None:
+        """Call an event of :class:`~lightning_hooks.sinks.Sink`, by its name, of each sink; one that raises is called no more."""
         for sink in list(self._each):
             try:
-                event(sink)
+                getattr(sink, event)(*arguments)
             except Warning:  # the user has made an error of it
                 raise
             except Exception as error:  # noqa: BLE001  a sink must not end a run
                 self._disable(sink, error)
 
+    def end(self, members: Sequence[Member], end: dict[str, Any]) -> None:
+        """The run of these members has ended, as :func:`~lightning_hooks.session.terminal.end_event` says."""
+        for member in members:
+            member.history.add(member.report)
+            member.end = end
+        headline = verdict_of(members).headline
+        for sink in list(self._each):
+            try:
+                sink.end(end, headline)
+            except Exception as error:  # noqa: BLE001  how the run ended goes first
+                self._disable(sink, error)
+
     def _disable(self, sink: Sink, error: Exception) -> None:
         """A sink that raises is called no more. The text of its error is not shown: it may hold an address."""
-        with suppress(ValueError):
-            self._each.remove(sink)
+        self._each.remove(sink)
         what = f"{type(sink).__name__}, which follows the run, raised {type(error).__name__}, and is not called any more."
         _warn(f"{what} Training goes on.")
 

@@ -6,10 +6,12 @@ Files are read and parsed; nothing of the user's is called. What the source does
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from textwrap import dedent
 from types import FunctionType
 from typing import Any
 
@@ -19,18 +21,14 @@ from lightning_hooks.hooks.attributes import contents
 from lightning_hooks.hooks.selection import clean_name, named_sites
 from lightning_hooks.run_report.recorded import Source
 
-MOST_BYTES = 2_000_000
-"""Of a file that is parsed."""
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_Class = ast.ClassDef
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Sources:
     """The sources of the modules of one model, of which only the classes are kept. Each is computed once."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._types = {name: type(module) for name, module in named_sites(model)}
+        self._types: dict[str, Any] = {name: type(module) for name, module in named_sites(model)}
         self._types |= {name: type(model) for name in contents(model).get("_parameters", ())}  # the root's own parameters
         self._parameters = {clean_name(name) for name, _ in model.named_parameters()}
         self._known: dict[str, Source | None] = {}
@@ -44,80 +42,52 @@ class Sources:
             return None
         if name not in self._known:
             kind = self._types[name]
-            definition = definition_of(kind)
+            definition = _definition(kind)
             defined = None if definition is None else _line(kind, definition)
             self._known[name] = Source(f"{kind.__module__}.{kind.__qualname__}", defined, self._creation(name))
         return self._known[name]
 
     def _creation(self, name: str) -> str | None:
-        """The line that creates a module: in the class of the module around it, or of that around the containers it is in."""
-        outer, _, key = name.rpartition(".")
-        keys = [key]
+        """The line that creates a module, or the container that it is in: in the class of the module around these."""
+        outer, _, attribute = name.rpartition(".")
+        keys = []
         while outer and self._types.get(outer) in _CONTAINERS:
-            outer, _, key = outer.rpartition(".")
-            keys.append(key)
+            keys.append(attribute)
+            outer, _, attribute = outer.rpartition(".")
         for kind in self._types.get(outer, object).__mro__:
-            definition = None if kind in (*_CONTAINERS, nn.Module, object) else definition_of(kind)
-            assigned = [] if definition is None else list(_assigned(definition, keys[-1]))
-            if definition is None or not assigned:
-                continue
-            found: ast.expr | None = assigned[0] if len(assigned) == 1 else None
-            for key in reversed(keys[:-1]):
-                found = None if found is None else _part(found, key)
-            made = _called(found)
-            mismatch = made[:1].isupper() and made != self._types[name].__name__  # it was replaced since, or made elsewhere
-            return _line(kind, found) if found is not None and made and not mismatch else None
+            definition = None if kind in (*_CONTAINERS, nn.Module, object) else _definition(kind)
+            assigned = [] if definition is None else list(_assigned(definition, attribute))
+            if len(assigned) > 1:
+                return None
+            for found in assigned:
+                for key in reversed(keys):
+                    found = _part(found, key)
+                made = _called(found)
+                expected = (self._types[name], *_CONTAINERS) if keys else (self._types[name],)
+                mismatch = made[:1].isupper() and made not in {one.__name__ for one in expected}  # replaced, or made elsewhere
+                return _line(kind, found) if made and not mismatch else None
         return None
 
 
-def definition_of(kind: type[Any]) -> _Class | None:
-    """The definition of a class in its file; None where there is no such file, or the file has changed since it was imported."""
-    file = _file_of(kind)
-    lines = {
-        (value.__name__, value.__code__.co_firstlineno)
-        for value in vars(kind).values()
-        if isinstance(value, FunctionType) and file and Path(value.__code__.co_filename).name == Path(file).name
-    }
-    for definition in _definitions(file).get(kind.__qualname__, ()) if file else ():
-        found = {(node.name, _first_line(node)) for node in definition.body if isinstance(node, _Function)}
-        if {(name, line) for name, line in lines if name in {known for known, _ in found}} <= found:
-            return definition
-    return None
-
-
-def _file_of(kind: type[Any]) -> str | None:
-    file = contents(sys.modules.get(kind.__module__)).get("__file__")
-    return file if isinstance(file, str) and file.endswith(".py") else None
-
-
 @cache
-def _definitions(file: str) -> dict[str, list[_Class]]:
-    """The classes of a file by their qualified names; none where it cannot be read."""
-    found: dict[str, list[_Class]] = {}
+def _definition(kind: type[Any]) -> ast.ClassDef | None:
+    """The definition of a class in its file; None where there is no such file, or the file has changed since it was imported."""
     try:
-        if Path(file).stat().st_size <= MOST_BYTES:
-            _collect(ast.parse(Path(file).read_bytes()).body, "", found)
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return {}
-    return found
+        lines, start = inspect.getsourcelines(kind)
+        definition = ast.parse(dedent("".join(lines))).body[0]
+    except (OSError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    if not isinstance(definition, ast.ClassDef):
+        return None
+    ast.increment_lineno(definition, start - 1)
+    functions = [node for node in definition.body if isinstance(node, ast.FunctionDef)]
+    found = {node.name: min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) for node in functions}
+    own = (value for name, value in vars(kind).items() if name in found and isinstance(value, FunctionType))
+    moved = any(value.__code__.co_firstlineno != found[value.__name__] for value in own if value.__name__ in found)
+    return None if moved else definition
 
 
-def _collect(body: Iterable[ast.AST], prefix: str, found: dict[str, list[_Class]]) -> None:
-    for node in body:
-        if isinstance(node, _Class):
-            found.setdefault(f"{prefix}{node.name}", []).append(node)
-            _collect(node.body, f"{prefix}{node.name}.", found)
-        elif isinstance(node, _Function):
-            _collect(node.body, f"{prefix}{node.name}.<locals>.", found)
-        else:  # if, try, with
-            _collect(ast.iter_child_nodes(node), prefix, found)
-
-
-def _first_line(function: _Function) -> int:
-    return min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
-
-
-def _assigned(definition: _Class, attribute: str) -> Iterator[ast.expr]:
+def _assigned(definition: ast.ClassDef, attribute: str) -> Iterator[ast.expr]:
     """What a class assigns to an attribute of itself, or registers under its name."""
     for node in ast.walk(definition):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and len(node.args) == 2:
@@ -137,45 +107,25 @@ def _is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id == "self"
 
 
-def _part(made: ast.expr, key: str) -> ast.expr | None:
-    """What a container that is created in the source holds under a key; None where the source does not show it."""
-    call = _called(made)
-    if call not in ("Sequential", "ModuleList", "ModuleDict", "OrderedDict", "dict") or not isinstance(made, ast.Call):
-        return None
-    named = [keyword.value for keyword in made.keywords if keyword.arg == key]
-    if named:
-        return named[0]
-    entries = made.args
-    if len(entries) == 1:
-        only = entries[0]
-        if isinstance(only, ast.Dict):
-            pairs = zip(only.keys, only.values, strict=True)
-            return next((value for known, value in pairs if isinstance(known, ast.Constant) and known.value == key), None)
-        if isinstance(only, ast.ListComp | ast.GeneratorExp):
-            return only.elt if key.isdigit() and call == "ModuleList" else None
-        if _called(only) in ("OrderedDict", "dict"):
-            return _part(only, key)
-        if isinstance(only, ast.List | ast.Tuple):
-            entries = only.elts
-    for entry in entries if not key.isdigit() else ():
-        if isinstance(entry, ast.Tuple) and len(entry.elts) == 2:
-            known, value = entry.elts
-            if isinstance(known, ast.Constant) and known.value == key:
-                return value
-    place = int(key) if key.isdecimal() and len(key) < 6 else len(entries)
-    shown = not any(isinstance(entry, ast.Starred) for entry in entries[: place + 1])
-    return entries[place] if place < len(entries) and shown else None
+def _part(made: ast.expr, key: str) -> ast.expr:
+    """What a container that is created in the source holds at a place; the container itself where the source does not show it."""
+    entries = made.args if isinstance(made, ast.Call) else []
+    if len(entries) == 1 and isinstance(entries[0], ast.List | ast.Tuple):
+        entries = entries[0].elts
+    shown = not any(isinstance(entry, ast.Starred) for entry in entries)
+    found = dict(enumerate(entries)).get(int(key)) if key.isdecimal() and shown else None
+    return found if isinstance(found, ast.Call) else made
 
 
-def _called(node: ast.expr | None) -> str:
+def _called(node: ast.expr) -> str:
     """The last name of what a call calls; empty for another expression."""
     function = node.func if isinstance(node, ast.Call) else None
     return function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
 
 
-def _line(kind: type[Any], node: _Class | ast.expr) -> str | None:
+def _line(kind: type[Any], node: ast.ClassDef | ast.expr) -> str:
     """``file:line``: the file relative to the working directory, or to the folder that holds the package of a class."""
-    file = Path(_file_of(kind) or "").absolute()
+    file = Path(str(sys.modules[kind.__module__].__file__)).absolute()
     cwd = Path.cwd()
     if file.is_relative_to(cwd) and {"site-packages", "dist-packages"}.isdisjoint(file.relative_to(cwd).parts):
         path = file.relative_to(cwd)

@@ -14,6 +14,7 @@ from operator import is_
 from typing import Any
 
 from lightning_hooks.declare.host import GradientChanges, Host
+from lightning_hooks.declare.parameter_places import ParameterPlaces
 from lightning_hooks.declare.step import EarlierOptimizers, Step
 from lightning_hooks.declare.warn import Once
 from lightning_hooks.hooks import HookManager
@@ -25,16 +26,13 @@ from lightning_hooks.session.optimizer_state import (
     UndoneUpdate,
     has_step_hooks,
 )
-from lightning_hooks.session.parameter_places import ParameterPlaces
 
+# What an observer does at some of STEP_EVENTS: functions of the Step, of ``changed`` of what was kept
 StepCalls = Mapping[str, Callable[[Any], Any]]
-"""What an observer does at some of :data:`STEP_EVENTS`: functions of the :class:`Step`, of ``changed`` of what was kept."""
+# The optimizers whose gradients an observer takes at their next step; None for those of all at each step
 Due = Collection[int] | None
-"""The optimizers whose gradients an observer takes at their next step; None for those of all at each step."""
-STEP_EVENTS = ("gradients", "update", "taken", "skipped", "changed")
-"""The events that observers of optimizer steps are called at."""
-OnFault = Callable[[str, Exception], None]
-"""Takes the site and the error of what failed."""
+STEP_EVENTS = ("gradients", "update", "taken", "skipped", "changed")  # the events that observers of optimizer steps are called at
+OnFault = Callable[[str, Exception], None]  # takes the site and the error of what failed
 
 
 class StepObservers:
@@ -42,17 +40,14 @@ class StepObservers:
 
     Attributes:
         readers: Of the norms of each step: what they do with a fault.
-        update: What is called where an update starts.
-        taken: What is called where a step was taken.
+        calls: What is called, by the event.
     """
 
     def __init__(self) -> None:
         self._observers: dict[int, tuple[StepCalls, OnFault | None, Due]] = {}
         self.readers: list[OnFault] = []
         self._gradients: list[tuple[Due, Callable[[Any], Any]]] = []
-        self._calls: dict[str, list[Callable[[Any], Any]]] = {}  # theirs, by the event
-        self.update: list[Callable[[Any], Any]] = []
-        self.taken: list[Callable[[Any], Any]] = []
+        self.calls: dict[str, list[Callable[[Any], Any]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._observers)
@@ -72,8 +67,7 @@ class StepObservers:
         known = self._observers.values()
         self.readers = [on_fault for _, on_fault, _ in known if on_fault is not None]
         self._gradients = [(due, calls["gradients"]) for calls, _, due in known if "gradients" in calls]
-        self._calls = {event: [calls[event] for calls, _, _ in known if event in calls] for event in STEP_EVENTS}
-        self.update, self.taken = self._calls["update"], self._calls["taken"]
+        self.calls = {event: [calls[event] for calls, _, _ in known if event in calls] for event in STEP_EVENTS}
 
     def ready(self, step: Step) -> None:
         """The gradients of a step are there, and not clipped."""
@@ -96,7 +90,7 @@ class StepObservers:
 
     def notify(self, event: str, value: Step | EarlierOptimizers) -> None:
         """Another event."""
-        for call in self._calls[event]:
+        for call in self.calls[event]:
             call(value)
 
     def _failed(self, error: Exception) -> None:
@@ -302,13 +296,12 @@ class StepProbe:
             step.after = step.before
         elif self._observers.readers and step.after is None:
             self._observers.read_after(step)
-        for call in self._observers.update:
+        for call in self._observers.calls["update"]:
             call(step)
         if step.undone:
             watch.undo = UndoneUpdate(watch.optimizer)
 
     def _left(self, watch: OptimizerState) -> None:
-        """``optimizer.step`` has been left."""
         step, watch.step, watch.ready, watch.announced_empty = watch.step, None, False, False
         if step is not None and step.undone:
             watch.give_back()
@@ -317,7 +310,7 @@ class StepProbe:
             step.discarded, watch.discarded = watch.discarded, 0
             if step.parameters and step.shards is None:  # what is written to a shard does not count as written to the whole
                 watch.left = GradientTrace(step.parameters, unannounced=not self._host.setup.steps_announced)
-            for call in self._observers.taken:
+            for call in self._observers.calls["taken"]:
                 call(step)
         self._backward = False
 

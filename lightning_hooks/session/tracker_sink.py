@@ -2,54 +2,34 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
 
 from typing_extensions import override
 
-from lightning_hooks.alerts import Alert, kinds_of
+from lightning_hooks.alerts import kinds_of
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.warn import Once, warn
-from lightning_hooks.session.closing import open_alerts, verdict_of
+from lightning_hooks.declare.warn import Once
 from lightning_hooks.session.logged import MOST_PICTURED, evenly
 from lightning_hooks.session.member import Member
+from lightning_hooks.session.terminal import open_alerts, verdict_of
 from lightning_hooks.sinks import Notice, Sink
-from lightning_hooks.trackers import Trackers
 from lightning_hooks.trackers.console import markdown_text
 from lightning_hooks.trackers.tracker import Picture
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from lightning_hooks.declare.collector import Figures
-
-OF_EPOCH = "_epoch"
-"""What is appended to the tags of an epoch that had several windows."""
-MOST_ALERTS = 10
-"""Alerts in the verdict."""
-VERDICT = "Verdict"
-"""The tag of the verdict: trackers sort by tag, capitals first."""
-MOST_VERDICTS = 50
-"""Verdicts that are written in a run, next to the last one."""
+OF_EPOCH = "_epoch"  # what is appended to the tags of an epoch that had several windows
+MOST_ALERTS = 10  # alerts in the verdict
+VERDICT = "Verdict"  # the tag of the verdict: trackers sort by tag, capitals first
+MOST_VERDICTS = 50  # verdicts that are written in a run, next to the last one
+# Of the table of alerts in the trackers
 ALERT_COLUMNS = (
-    "severity",
-    "kind",
-    "site",
-    "value",
-    "threshold",
-    "epoch",
-    "step",
-    "batch",
-    "probability",
+    *("severity", "kind", "site", "value", "threshold", "epoch", "step", "batch", "probability"),
     "what was seen, the likely cause, what to try",
 )
-"""Of the table of alerts in the trackers."""
-MOST_SHOWN = 200
-"""Rows of that table at one step."""
-MOST_WAITING = 64
-"""Pictures that may wait; above, an epoch's end waits for the oldest."""
+_CELLS = attrgetter("severity", "kind", "where", "value", "threshold", "epoch", "since_step", "batch", "probability")
+MOST_SHOWN = 200  # rows of that table at one step
 
 
 class TrackerSink(Sink):
@@ -60,7 +40,7 @@ class TrackerSink(Sink):
 
     def __init__(self, host: Host, members: Sequence[Member]) -> None:
         self._host, self._members = host, members
-        self._drawing: DrawingThread | None = None
+        self._warn_once = Once()
         self._verdict = ""  # as it was written last
         self._problems: list[list[tuple[str, str]]] = []  # of each verdict that was written
 
@@ -75,21 +55,23 @@ class TrackerSink(Sink):
             watched = {tag.removesuffix(OF_EPOCH) for tag in watched if tag.endswith(OF_EPOCH)}
         end = OF_EPOCH * of_epoch
         for member, scalars in self._scalars(members):
-            chosen = member.log.chosen(
-                scalars,
-                member.live.n_modules,
-                (alert.site for alert in member.latest_report.alerts),
-                watched,
-                member.live.not_logged_by_default,
-            )
+            live, alerted = member.live, (alert.site for alert in member.latest_report.alerts)
+            chosen = member.log.chosen(scalars, live.n_modules, alerted, watched, live.not_logged_by_default)
             tagged = [{f"{tag}{end}": value for tag, value in tags.items()} if end else tags for tags in (scalars, chosen)]
             self._host.metrics.write(member.name, *tagged)
 
     @override
     def alerts(self, notices: Sequence[Notice]) -> None:
         serious = [notice.alert for notice in notices if notice.over is None and notice.alert.severity != "info"]
-        if serious:
-            _show(self._host.metrics.trackers, serious, self._host.metrics.step)
+        if not serious:
+            return
+        rows: list[tuple[object, ...]] = [
+            (*_CELLS(alert), f"{alert.text} {alert.follows}".strip()) for alert in serious[:MOST_SHOWN]
+        ]
+        if len(serious) > MOST_SHOWN:
+            rows.append(("", "", f"… and {len(serious) - MOST_SHOWN} more", None, None, serious[0].epoch, None, None, None, ""))
+        self._host.metrics.trackers.table("alerts", ALERT_COLUMNS, rows, self._host.metrics.step)
+        self._host.metrics.trackers.save()
 
     @override
     def window_end(self, members: Sequence[Member]) -> None:
@@ -101,7 +83,6 @@ class TrackerSink(Sink):
         try:
             if end["how"] == "finished":
                 self.publish(self._members, last=True)
-            self.write_figures(last=True)
         finally:
             self.write_verdict(last=True)
 
@@ -155,92 +136,21 @@ class TrackerSink(Sink):
             if trackers.shows_pictures and log.due(last):
                 folder = f"{prefix}/figures" + f"-{number}" * (number > 1)
                 member.history.add(report)
-                for name, draw in log.fresh(_figures(member, last)).items():
-                    self._drawing = self._drawing or DrawingThread()
-                    self._drawing.ask(f"{folder}/{name}", draw, step)
-        self.write_figures(last)
+                self._draw(member, folder, last)
         trackers.save()
 
-    def write_figures(self, last: bool = False) -> None:
-        """Write the figures that are drawn; at the end all of them, and the thread ends."""
-        drawing = self._drawing
-        if drawing is None:
-            return
+    def _draw(self, member: Member, folder: str, last: bool) -> None:
         try:
-            drawing.write(self._host.metrics.trackers, wait=last)
-        finally:
-            if last:
-                self._drawing = None
-                drawing.close()
+            reports = evenly(list(member.history.reports), MOST_PICTURED)
+            for name, draw in member.log.fresh(member.live.figures(reports, member.log.written, last)).items():
+                picture = Picture.of_figure(draw())
+                self._host.metrics.trackers.picture(f"{folder}/{name}", picture, self._host.metrics.step)
+        except Exception as error:  # noqa: BLE001  a picture's trouble is not the training's
+            what = f"The pictures of {member.name} could not be drawn: {type(error).__name__}: {error}. Training goes on."
+            self._warn_once(what, about=member.name)
 
 
 def _alert_counts(prefix: str, kinds: Iterable[str], peers: Sequence[Member]) -> dict[str, float]:
-    counts = dict.fromkeys(kinds, 0.0)
-    for kind, _ in {(alert.kind, alert.site) for peer in peers if peer.report for alert in peer.latest_report.alerts}:
-        counts[kind] = counts.get(kind, 0.0) + 1
-    return {f"{prefix}/alerts/{kind}": count for kind, count in counts.items()}
-
-
-def _figures(member: Member, last: bool) -> Figures:
-    try:
-        return member.live.figures(evenly(list(member.history.reports), MOST_PICTURED), member.log.written, last)
-    except Exception as error:  # noqa: BLE001  an error in a figure is not the training's
-        warn(f"The pictures of {member.name} could not be chosen: {type(error).__name__}: {error}.")
-        return {}
-
-
-def _show(trackers: Trackers, alerts: Sequence[Alert], step: int) -> None:
-    """Write a table of new alerts to the trackers."""
-    rows: list[tuple[object, ...]] = [
-        (
-            a.severity,
-            a.kind,
-            a.where,
-            a.value,
-            a.threshold,
-            a.epoch,
-            a.since_step,
-            a.batch,
-            a.probability,
-            f"{a.text} {a.follows}".strip(),
-        )
-        for a in alerts[:MOST_SHOWN]
-    ]
-    if len(alerts) > MOST_SHOWN:
-        rows.append(("", "", f"… and {len(alerts) - MOST_SHOWN} more", None, None, alerts[0].epoch, None, None, None, ""))
-    trackers.table("alerts", ALERT_COLUMNS, rows, step)
-    trackers.save()
-
-
-class DrawingThread:
-    """Draws pictures one after the other in a thread, and writes them in the order in which they were asked for."""
-
-    def __init__(self) -> None:
-        # Here, and not in the thread: a process that is forked meanwhile must not find half an import.
-        import matplotlib.backends.backend_agg  # noqa: F401
-        import PIL.Image  # noqa: F401
-
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="lightning_hooks figures")
-        self._waiting: deque[tuple[str, int, Future[Picture]]] = deque()
-        self._warn_once = Once()
-
-    def ask(self, tag: str, draw: Callable[[], Figure], step: int) -> None:
-        """Have a picture drawn; it is written under its tag and step by a later :meth:`write`."""
-        self._waiting.append((tag, step, self._executor.submit(lambda: Picture.of_figure(draw()))))
-
-    def write(self, trackers: Trackers, wait: bool = False) -> None:
-        """Write what is drawn, the oldest first, on the thread that calls. Without ``wait`` it waits only where too many do."""
-        while self._waiting and (wait or self._waiting[0][2].done() or len(self._waiting) > MOST_WAITING):
-            tag, step, drawn = self._waiting.popleft()
-            try:
-                picture = drawn.result()
-            except Exception as error:  # noqa: BLE001  a picture's trouble is not the training's
-                what = f"The picture {tag} could not be drawn: {type(error).__name__}: {error}. Training goes on."
-                self._warn_once(what, about=tag)
-            else:
-                trackers.picture(tag, picture, step)
-
-    def close(self) -> None:
-        """End the thread; what was not drawn yet never is."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
-        self._waiting.clear()
+    found = {(alert.kind, alert.site) for peer in peers if peer.report for alert in peer.latest_report.alerts}
+    counts = {**dict.fromkeys(kinds, 0), **Counter(kind for kind, _ in found)}
+    return {f"{prefix}/alerts/{kind}": float(count) for kind, count in counts.items()}

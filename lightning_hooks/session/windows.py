@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lightning_hooks.declare.brief import TABLES
 from lightning_hooks.declare.collector import Collector, WindowTables
 from lightning_hooks.declare.context import Context
+from lightning_hooks.declare.plain import TABLES
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.plots.heat import heatmap
 from lightning_hooks.plots.series import as_reports
@@ -24,12 +24,9 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-LONGEST_EPOCH = 2000
-"""Up to so many training batches an epoch is one window by default."""
-AUTO_WINDOW = 500
-"""Training batches of a window by default where epochs are longer, or have no known length."""
-ENOUGH = 500
-"""Training batches that rules which judge epochs wait for, where an epoch does not end before."""
+LONGEST_EPOCH = 2000  # up to so many training batches an epoch is one window by default
+AUTO_WINDOW = 500  # training batches of a window by default where epochs are longer, or have no known length
+ENOUGH = 500  # training batches that rules which judge epochs wait for, where an epoch does not end before
 
 
 def window_length(every: ReportEvery, batches_per_epoch: float) -> int | None:
@@ -73,10 +70,6 @@ class MergedWindows:
         found, self.long, self.long_batches = self.long, None, 0
         return found
 
-    def end_epoch(self) -> None:
-        """The epoch is over."""
-        self.index, self.epoch = 0, None
-
     def state_dict(self) -> dict[str, Any]:
         """Return what :meth:`load_state_dict` needs."""
         return {name: getattr(self, name) for name in ("index", "epoch", "long", "long_batches")}
@@ -87,8 +80,7 @@ class MergedWindows:
             setattr(self, name, state[name])
 
 
-LAYOUT = 13
-"""Of the table that a checkpoint in the middle of an epoch holds; one of another layout is skipped."""
+LAYOUT = 13  # of the table that a checkpoint in the middle of an epoch holds; one of another layout is skipped
 
 
 def save_window(context: Context, collector: Collector[Any], table: Tensor, windows: MergedWindows) -> dict[str, Any]:
@@ -150,8 +142,8 @@ def merged(collectors: Sequence[WindowTables[Any]], flags: Sequence[bool] = ()) 
 
 
 MOST_EPOCHS = 1000
+# A row of a report takes about 400 bytes: so many are some 40 MB, which 60 layers with 120 parameters reach after 550 epochs
 MOST_ROWS = 100_000
-"""A row of a report takes about 400 bytes: so many are some 40 MB, which 60 layers with 120 parameters reach after 550 epochs."""
 
 
 class History:
@@ -193,12 +185,13 @@ class History:
             import pandas as pd
         except ImportError as error:
             raise ImportError("to_frame() needs pandas: pip install pandas.") from error
-        rows = []
-        for report in [*self._known(), *others]:
-            for table, noun in TABLES.items():
-                for name, stats in getattr(report, table, {}).items():
-                    values = {field.name: getattr(stats, field.name) for field in dataclasses.fields(stats)}
-                    rows.append({"epoch": report.epoch, "step": report.step, "of": noun, "name": name, **values})
+        rows = [
+            {"epoch": report.epoch, "step": report.step, "of": noun, "name": name}
+            | {field.name: getattr(stats, field.name) for field in dataclasses.fields(stats)}
+            for report in [*self._known(), *others]
+            for table, noun in TABLES.items()
+            for name, stats in getattr(report, table, {}).items()
+        ]
         return pd.DataFrame(rows, columns=None if rows else ["epoch", "step", "of", "name"])
 
     def _known(self) -> list[Any]:

@@ -12,9 +12,10 @@ from typing_extensions import override
 
 from lightning_hooks.declare.collector import Collector, Figures, LoggedStatistics
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.functional import CallSites, FunctionalCall
+from lightning_hooks.declare.functional import CallSites
+from lightning_hooks.declare.functional_calls import FunctionalCall
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
-from lightning_hooks.declare.warn import warn
+from lightning_hooks.declare.warn import loading_state, warn
 from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.attention.heads import is_half, product_heads, written_out_heads
 from lightning_hooks.diagnostics.attention.table import (
@@ -46,7 +47,7 @@ class AttentionCollector(Collector[AttentionReport]):
     """
 
     prefix: ClassVar[str] = "attention"
-    report_type: ClassVar[type[Report] | None] = AttentionReport
+    report_type: ClassVar[type[Report]] = AttentionReport
     monitor: ClassVar[str] = "AttentionMonitor"
     report_name: ClassVar[str] = "attention"
     takes: ClassVar[tuple[str, ...]] = ("modules", "every_n_steps", "max_overhead", "logged", "functional")
@@ -63,7 +64,7 @@ class AttentionCollector(Collector[AttentionReport]):
         heads = min(max(FEWEST_HEADS, *map(heads_of, context.host.model.modules())), MOST_HEADS)  # the same on every rank
         self.table = AttentionTable(sites, heads, context.host.setup.device)
         if functional is not None and "functional" in state:
-            with context.loading():
+            with loading_state(context.name):
                 functional.restore(state["functional"])
         context.on_call(ATTENTION, self._record, layers=True)
         self._next = NextTokens(functional, context)

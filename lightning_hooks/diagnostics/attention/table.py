@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
+from lightning_hooks.declare.functional import CallTable
+from lightning_hooks.declare.functional_calls import FunctionalCall, FunctionalCalls
 from lightning_hooks.declare.kinds import Severity
 from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.attention.heads import MASKED, Head
@@ -211,7 +212,7 @@ class NextTokens(CallTable):
     columns = NextColumn
     functions: ClassVar[tuple[str, ...]] = (*ATTENTION, *LOSSES)
 
-    def __init__(self, functional: Functional | None, context: Context) -> None:
+    def __init__(self, functional: FunctionalCalls | None, context: Context) -> None:
         super().__init__(functional, 0 if functional is None else functional.capacity, context.host.setup.device)
         self._tokens: deque[Tensor] = deque(maxlen=MOST_KEPT)
         context.on_call(("embedding",), self._embedding, layers=True)

@@ -19,7 +19,7 @@ from lightning_hooks.clipping.watch import LARGEST, N_EVENT_COLUMNS, N_STEP_NUMB
 from lightning_hooks.declare.collector import Collector, Figures, LoggedStatistics
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import EarlierOptimizers, Step, loss_scale
-from lightning_hooks.declare.warn import warn
+from lightning_hooks.declare.warn import loading_state, warn
 from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport, clip_history
 from lightning_hooks.diagnostics.unusual import LargestBatches
@@ -50,7 +50,7 @@ class ClipCollector(Collector[ClipReport]):
     """The events of gradient clipping, at every optimizer step."""
 
     prefix: ClassVar[str] = "gradient_clip"
-    report_type: ClassVar[type[Report] | None] = ClipReport
+    report_type: ClassVar[type[Report]] = ClipReport
     monitor: ClassVar[str] = "GradientClipMonitor"
     report_name: ClassVar[str] = "clipping"
     every_step: ClassVar[bool] = True
@@ -66,7 +66,7 @@ class ClipCollector(Collector[ClipReport]):
         self._counts = [[0] * N_STEP_COUNTS for _ in self.ledgers]
         self.limit = context.host.setup.clip_norm
         self._largest = defaultdict[str, LargestBatches](LargestBatches)
-        with context.loading():
+        with loading_state(context.name):
             for name, known in state.get("largest", {}).items():
                 self._largest[name].load(known)
             for name, ledger in zip(self._optimizer_names, self.ledgers, strict=True):

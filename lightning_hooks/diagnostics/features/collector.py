@@ -15,6 +15,7 @@ from typing_extensions import override
 from lightning_hooks.declare.collector import Collector, Figures, LoggedStatistics
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
+from lightning_hooks.declare.warn import loading_state
 from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.batches.inputs import BatchTensors, InputTable, ScaleTable
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures, OutputParts
@@ -49,7 +50,7 @@ class FeatureCollector(Collector[FeatureReport]):
     """The statistics of every module's output, and of what the model is fed."""
 
     prefix: ClassVar[str] = "features"
-    report_type: ClassVar[type[Report] | None] = FeatureReport
+    report_type: ClassVar[type[Report]] = FeatureReport
     monitor: ClassVar[str] = "FeatureStatsMonitor"
     report_name: ClassVar[str] = "features"
     takes: ClassVar[tuple[str, ...]] = (
@@ -89,7 +90,7 @@ class FeatureCollector(Collector[FeatureReport]):
         self._roles = roles(sites)
         self._shared = {clean_name(name): tuple(map(clean_name, others)) for name, others in shared_modules(host.model).items()}
         self._functional = None if functional is None else FunctionalFeatures(functional, context, self.table)
-        with context.loading():
+        with loading_state(context.name):
             if host.position.global_step:  # those of the weights that training started from
                 self._gains, self._rms = dict(state.get("initial_gains", {})), dict(state.get("initial_rms", {}))
             if self._functional is not None and "functional" in state:

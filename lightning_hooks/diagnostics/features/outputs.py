@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall, FunctionalSite
+from lightning_hooks.declare.functional import CallTable
+from lightning_hooks.declare.functional_calls import FunctionalCall, FunctionalCalls, FunctionalSite
 from lightning_hooks.diagnostics.batches.inputs import BatchTensors
 from lightning_hooks.diagnostics.calls import CheckedCalls, PrecisionTable
 from lightning_hooks.diagnostics.features.activations import is_activation, saturation_of_call
@@ -31,7 +32,7 @@ class OutputParts:
         compares: Whether the outputs of modules in the batch under way are to be taken up.
     """
 
-    def __init__(self, functional: Functional | None, context: Context, sites: Sequence[tuple[str, nn.Module]]) -> None:
+    def __init__(self, functional: FunctionalCalls | None, context: Context, sites: Sequence[tuple[str, nn.Module]]) -> None:
         self.representations = RepresentationTable([name for name, _ in sites], context.host.setup.device)
         self.precisions = PrecisionTable(sites, str(context.host.setup.description.get("precision", "")))
         self._calls = self.copies = None
@@ -71,7 +72,7 @@ class FunctionalFeatures:
     Calls made by a layer that is an activation itself are left out: its output is the same.
     """
 
-    def __init__(self, functional: Functional, context: Context, table: FeatureTable) -> None:
+    def __init__(self, functional: FunctionalCalls, context: Context, table: FeatureTable) -> None:
         self._functional, self._context, self._table = functional, context, table
         self._wanted: dict[str, bool] = {}
         context.on_call(MEASURED, self._record, detailed=False)

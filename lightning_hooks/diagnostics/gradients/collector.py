@@ -13,6 +13,7 @@ from typing_extensions import override
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import EarlierOptimizers, Step, groups_of
+from lightning_hooks.declare.warn import loading_state
 from lightning_hooks.diagnostics.batches.inputs import BatchTensors
 from lightning_hooks.diagnostics.gradients.hooks import FirstLossGraph, GradientListener, OutputNodes, owners
 from lightning_hooks.diagnostics.gradients.sampled_steps import SampledSteps
@@ -71,7 +72,7 @@ class GradientCollector(GradientSites):
             "optimizers": self._sampled.optimizers,
             "checks": self._setup,
         }
-        with context.loading():
+        with loading_state(context.name):
             for name, part in self._lasting.items():
                 part.load(state.get(name, {}))
         self._outputs = OutputNodes(None if compiled_regions(model) else context)

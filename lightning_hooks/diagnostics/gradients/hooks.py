@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.functional import FunctionalCall
-from lightning_hooks.declare.step import OptimizerSteps
+from lightning_hooks.declare.functional_calls import FunctionalCall
+from lightning_hooks.declare.parameter_places import ParameterPlaces
 from lightning_hooks.diagnostics.gradients.tables import GradientArrival, GradientTable
 from lightning_hooks.hooks import OutputRecorder, float_tensors
 from lightning_hooks.hooks.functions import DIVERGENCE, REGRESSION
@@ -98,7 +98,7 @@ class OutputNodes:
         if self.open and in_memory(given) and in_memory(target) and given.requires_grad and target.grad_fn is not None:
             self.compared.append((call.output.grad_fn, given.grad_fn, target.grad_fn))
 
-    def _look_at(self, loss: Tensor, model: nn.Module, steps: OptimizerSteps, hidden: Collection[int]) -> None:
+    def _look_at(self, loss: Tensor, model: nn.Module, steps: ParameterPlaces, hidden: Collection[int]) -> None:
         """Look for what is wrong with a loss: squashed twice, a wrong sign, a target that learns, parameters that nobody holds."""
         node, weights, holders = squashed_twice(loss), linear_layers(loss), steps.holders()
         squashed = self._seen.squashed_twice if node is None else nearest_known(node, self.of) or NO_MODULE
@@ -134,7 +134,7 @@ class OutputNodes:
         self.clear()
 
 
-def owners(sites: Sequence[tuple[str, nn.Module]], steps: OptimizerSteps) -> list[frozenset[int]] | None:
+def owners(sites: Sequence[tuple[str, nn.Module]], steps: ParameterPlaces) -> list[frozenset[int]] | None:
     """Of each site, the optimizers that hold parameters of it; None where there is but one optimizer."""
     if len(steps.optimizer_names) < 2:
         return None

@@ -61,7 +61,7 @@ class GradientSites(Collector[GradientFlowReport]):
     """
 
     prefix: ClassVar[str] = "gradient_flow"
-    report_type: ClassVar[type[Report] | None] = GradientFlowReport
+    report_type: ClassVar[type[Report]] = GradientFlowReport
     ranking: ClassVar[tuple[str, ...]] = RANKING
     logged_by_default: ClassVar[tuple[str, ...] | None] = ("rms", "norm", "update_ratio", "weight_norm")
     modules: GradientTable

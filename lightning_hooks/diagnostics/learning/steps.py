@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.declare.context import MeasuredLoss
-from lightning_hooks.declare.functional import FunctionalCall
+from lightning_hooks.declare.functional_calls import FunctionalCall
 from lightning_hooks.hooks.functions import BINARY
 from lightning_hooks.hooks.tensors import addresses_of, number
 from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
+from lightning_hooks.declare.functional import CallTable
+from lightning_hooks.declare.functional_calls import FunctionalCall, FunctionalCalls
 from lightning_hooks.diagnostics.loss_inputs.predictions import CLASSIFICATION, MOST_LOSSES
 from lightning_hooks.hooks.functions import BINARY, REGRESSION
 from lightning_hooks.hooks.tensors import in_memory, plain_values
@@ -62,7 +63,7 @@ class TargetCopyTable(CallTable):
     columns = CopyColumn
     functions: ClassVar[tuple[str, ...]] = (*CLASSIFICATION, *BINARY, *REGRESSION)
 
-    def __init__(self, functional: Functional, context: Context, sites: Sequence[str]) -> None:
+    def __init__(self, functional: FunctionalCalls, context: Context, sites: Sequence[str]) -> None:
         super().__init__(functional, MOST_LOSSES, context.host.setup.device)
         self._names = sites
         self._table: tuple[int, Tensor] | None = None

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
+from lightning_hooks.declare.functional import CallTable
+from lightning_hooks.declare.functional_calls import FunctionalCall, FunctionalCalls
 from lightning_hooks.hooks.graph import viewed_from_last
 from lightning_hooks.hooks.tensors import in_memory, plain_values
 from lightning_hooks.statistics.columns import MAXIMUM, MAXIMUM_OR_NONE, MINIMUM_OR_NONE, SUM, Columns, row_dtype
@@ -136,7 +137,7 @@ class LossInputs(CallTable):
     columns = OutputColumn
     functions: ClassVar[tuple[str, ...]] = CLASSIFICATION
 
-    def __init__(self, functional: Functional, context: Context) -> None:
+    def __init__(self, functional: FunctionalCalls, context: Context) -> None:
         super().__init__(functional, MOST_LOSSES, context.host.setup.device)
         self._context, self._begun = context, False  # whether a call of this run has been recorded
         context.on_call(CLASSIFICATION, self._record)

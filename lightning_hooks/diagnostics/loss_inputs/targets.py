@@ -13,7 +13,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.declare.functional import CallTable, Functional, FunctionalCall
+from lightning_hooks.declare.functional import CallTable
+from lightning_hooks.declare.functional_calls import FunctionalCall, FunctionalCalls
 from lightning_hooks.diagnostics.batches.inputs import BatchTensors
 from lightning_hooks.diagnostics.loss_inputs.predictions import FEWEST_COMPARED, MOST_LOSSES, same_rows
 from lightning_hooks.hooks.functions import ALIGNED, BINARY, DIVERGENCE, REGRESSION, SIGNED
@@ -184,7 +185,7 @@ class LossTargets(CallTable):
     columns = TargetColumn
     functions: ClassVar[tuple[str, ...]] = TARGETED
 
-    def __init__(self, functional: Functional, context: Context) -> None:
+    def __init__(self, functional: FunctionalCalls, context: Context) -> None:
         super().__init__(functional, MOST_LOSSES, context.host.setup.device)
         self._before: dict[int, Tensor] = {}  # of the last target of each loss, some numbers of its first sample
         context.on_call(TARGETED, self._record)

@@ -111,7 +111,7 @@ class MetricCollector(Collector[MetricReport]):
     """
 
     prefix: ClassVar[str] = "metrics"
-    report_type: ClassVar[type[Report] | None] = MetricReport
+    report_type: ClassVar[type[Report]] = MetricReport
     monitor: ClassVar[str] = FeatureCollector.monitor
     report_name: ClassVar[str] = "metrics"
     drawn: ClassVar[str] = "value"

@@ -171,7 +171,7 @@ class RouterCollector(Collector[RouterReport]):
     """
 
     prefix: ClassVar[str] = "routers"
-    report_type: ClassVar[type[Report] | None] = RouterReport
+    report_type: ClassVar[type[Report]] = RouterReport
     monitor: ClassVar[str] = "RouterMonitor"
     report_name: ClassVar[str] = "routers"
     takes: ClassVar[tuple[str, ...]] = ("every_n_steps", "max_overhead", "logged", "functional")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_hooks import FeatureStatsMonitor, TrainingMonitor, monitors
-from lightning_hooks.session.functional_calls import FunctionalCalls
+from lightning_hooks.declare.functional_calls import FunctionalCalls
 from tests.support.interruptions import Batches, SaveAt
 from tests.support.models import Classifier, loader, trainer
 from tests.support.reference import assert_same, assert_stats, reference_stats, same_state
@@ -183,7 +183,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, batch: int, mon
 
 
 def test_windows_of_an_epoch_merge_though_functions_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_hooks.session.functional_calls.FULL_EVERY", 1)
+    monkeypatch.setattr("lightning_hooks.declare.functional_calls.FULL_EVERY", 1)
 
     class Later(Net):
         def forward(self, x: Tensor) -> Tensor:
@@ -201,8 +201,8 @@ def test_windows_of_an_epoch_merge_though_functions_come_later(monkeypatch: pyte
 
 
 def test_more_sites_than_there_is_room_for_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_hooks.session.functional_calls.SPARE_SITES", 1)
-    monkeypatch.setattr("lightning_hooks.session.functional_calls.SITES_PER_CALLER", 0)
+    monkeypatch.setattr("lightning_hooks.declare.functional_calls.SPARE_SITES", 1)
+    monkeypatch.setattr("lightning_hooks.declare.functional_calls.SITES_PER_CALLER", 0)
     monitor = FeatureStatsMonitor(summary=False)
     fit(Net(), monitor)
     assert list(monitor.report.functions) == SITES[:1]

@@ -180,5 +180,5 @@ def test_on_alert_stop_ends_a_run_within_a_window() -> None:
     ("window", "error"), [(0, ValueError), (-5, ValueError), (2.5, TypeError), (True, TypeError), ("epoch", TypeError)]
 )
 def test_what_is_no_window_is_an_error(window: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="report_every_n_steps must be a number of training batches of at least 1"):
+    with pytest.raises(error, match=r"report_every_n_steps must be .*at least 1, 'auto', or None for epochs"):
         TrainingMonitor(report_every_n_steps=window)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import attrgetter
@@ -11,9 +11,8 @@ from typing import Any
 import torch.distributed
 from torch import nn
 
-from lightning_hooks.declare.collector import Events
-from lightning_hooks.declare.functional import FunctionalCall, FunctionalSite
 from lightning_hooks.declare.host import Host
+from lightning_hooks.declare.rule import grouped
 from lightning_hooks.declare.warn import Once, info, warn
 from lightning_hooks.hooks import Gate, guarded
 from lightning_hooks.hooks.functional import CallObserver, FunctionCall
@@ -22,19 +21,67 @@ from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hooks.tensors import UnreadableError
 from lightning_hooks.hooks.wrappers import is_transformed, skipping
 from lightning_hooks.statistics.reduction import all_ranks
+from lightning_hooks.trackers import some
 
 SITES_PER_CALLER = 3
 SPARE_SITES = 16
 
-FIRST_FULL = 3
-"""Sampled batches of a run, the first ones, in which the calls of all modules are seen."""
+FIRST_FULL = 3  # sampled batches of a run, the first ones, in which the calls of all modules are seen
+# After them every so many sampled batches; in those between, only the calls of modules that are known to call a function
 FULL_EVERY = 10
-"""After them every so many sampled batches; in those between, only the calls of modules that are known to call a function."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionalSite:
+    """A function as one module calls it, known from its first call on.
+
+    Attributes:
+        index: Its number, the same on every rank.
+        name: ``blocks.3.attn/sdpa``: the calling module, the function, and from the second call in one forward on which call it
+            is: ``relu_1``. The model's own calls have no module before them.
+        function: Such as ``sdpa``: one of :data:`lightning_hooks.hooks.functions.FUNCTIONS`.
+        module: The calling module's name; empty for the model itself.
+    """
+
+    index: int
+    name: str
+    function: str
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionalCall:
+    """One call at a site.
+
+    Attributes:
+        site: Where.
+        function: Which function.
+        arguments: By the names of its parameters; those that were given.
+        output: What it returned.
+        module: The calling module; not to be kept.
+    """
+
+    site: FunctionalSite
+    function: str
+    arguments: Mapping[str, Any]
+    output: Any
+    module: nn.Module
 
 
 @dataclass(slots=True, eq=False)
-class _Subscriber:
-    """Who records the calls of some functions: each site by a function of its own, so that a fault disables one site."""
+class CallSubscriber:
+    """Who records the calls of some functions: each site by a function of its own, so that a fault disables one site.
+
+    Attributes:
+        owner: The part of the session that it belongs to.
+        functions: By name.
+        gate: Open in the batches that are recorded.
+        new: Makes the recorder of a ``site``.
+        layers: Whether calls that layers such as ``nn.Softmax`` make count too.
+        in_validation: Whether those of validations are recorded instead.
+        detailed: Whether only those of batches in which costly statistics are taken are.
+        of_sites: The recorders by the number of the site.
+    """
 
     owner: object
     functions: frozenset[str]
@@ -72,9 +119,9 @@ class FunctionalCalls:
         self.agreed = self._among is None
         self._waiting: dict[str, FunctionalSite] = {}  # called on this rank, and ranks have not agreed
         self._changed: bool | None = None  # numbers, since collectors were notified
-        self._subscribers: list[_Subscriber] = []
-        self._takers: dict[str, list[_Subscriber]] = {}  # by the function that they want
-        self._open: list[_Subscriber] = []  # those that record the call under way
+        self._subscribers: list[CallSubscriber] = []
+        self._takers: dict[str, list[CallSubscriber]] = {}  # by the function that they want
+        self._open: list[CallSubscriber] = []  # those that record the call under way
         self.running = self.in_validation = False
         self._info_once = Once(info)
         self._batches = 0  # sampled ones
@@ -93,18 +140,9 @@ class FunctionalCalls:
             self._info_once(_why_not(type(self._host.model).__name__, regions, self.observer.compiled))
         return not regions
 
-    def add(
-        self,
-        owner: object,
-        functions: Sequence[str],
-        gate: Gate,
-        new: Callable[..., skipping],
-        layers: bool = False,
-        in_validation: bool = False,
-        detailed: bool = False,
-    ) -> None:
-        """Record each call of some functions while a gate is open: as :meth:`Context.on_call`; ``new(site=…)`` makes a recorder."""
-        self._subscribers.append(_Subscriber(owner, frozenset(functions), gate, new, layers, in_validation, detailed))
+    def add(self, subscriber: CallSubscriber) -> None:
+        """Record what a subscriber asks for."""
+        self._subscribers.append(subscriber)
         self._follow()
 
     def release(self, owner: object) -> None:
@@ -115,11 +153,7 @@ class FunctionalCalls:
             self.stop()
 
     def _follow(self) -> None:
-        """The subscribers are others."""
-        self._takers = {}
-        for subscriber in self._subscribers:
-            for function in subscriber.functions:
-                self._takers.setdefault(function, []).append(subscriber)
+        self._takers = grouped((function, subscriber) for subscriber in self._subscribers for function in subscriber.functions)
 
     def start(self) -> None:
         """A training batch starts that somebody samples who records calls."""
@@ -183,8 +217,7 @@ class FunctionalCalls:
     def close(self) -> None:
         """The run is over: a report may still ask for the sites, and the model is let go."""
         self.stop()
-        self._subscribers = []
-        self._follow()
+        self._subscribers, self._takers = [], {}
         self.observer.close()
         self._parameters.clear()
         del self._host
@@ -239,11 +272,11 @@ class FunctionalCalls:
         """Whether a function was called at a site that other ranks may not know."""
         return bool(self._waiting)
 
-    def notify(self, collectors: Iterable[Events]) -> None:
-        """Where ranks have numbered sites since the last time, collectors take them up."""
+    def notify(self, take_up: Iterable[Callable[[bool], None]]) -> None:
+        """Where ranks have numbered sites since the last time, call these with whether earlier sites have other numbers now."""
         changed, self._changed = self._changed, None
-        for collector in collectors if changed is not None else ():
-            collector.calls_numbered(changed is True)
+        for call in take_up if changed is not None else ():
+            call(changed is True)
 
     def agree(self) -> None:
         """Number the sites alike on all ranks, which all call this where one of them is waiting."""
@@ -271,9 +304,8 @@ class FunctionalCalls:
 
 def _most_sites(module: nn.Module) -> int:
     """The most sites of a module that may call functions; of layers only those count that somebody wants."""
-    if is_calling_layer(module):
-        return int(isinstance(module, nn.Softmax | nn.Softmax2d | nn.LogSoftmax | nn.Dropout))
-    return SITES_PER_CALLER
+    wanted = isinstance(module, nn.Softmax | nn.Softmax2d | nn.LogSoftmax | nn.Dropout)
+    return int(wanted) if is_calling_layer(module) else SITES_PER_CALLER
 
 
 def _calls_for_itself(module: nn.Module) -> bool:
@@ -288,14 +320,9 @@ def _failed(_: str, error: Exception) -> None:
 def _why_not(model: str, regions: Sequence[str], callers: Sequence[str]) -> str:
     """Why calls are not recorded: of a model with compiled modules, or with modules that call compiled functions."""
     names = [region or model for region in regions] or [caller or f"the steps of {model}" for caller in callers]
-    named = ", ".join(names[:3]) + ", …" * (len(names) > 3)
-    what = "lightning_hooks: calls of functions (attention, functional activations, cross_entropy) are not recorded"
-    if regions:
-        return (
-            f"{what}, because torch.compile is used for {named}: its graphs do not show them. Train a few steps without "
-            "torch.compile to see them."
-        )
+    where = "" if regions else f" in {some(names, 3)}"
     return (
-        f"{what} in {named}: functions under torch.compile are called there, which would be compiled once more for the batches "
-        "that are sampled."
+        f"lightning_hooks: calls of functions (attention, functional activations, cross_entropy) are not recorded{where}, because "
+        f"torch.compile is used for {some(names, 3)}: its graphs do not show them. Train a few steps without torch.compile to see "
+        "them."
     )
