@@ -109,7 +109,7 @@ def accumulation_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     batches = round(facts.flow.batches / steps) if steps else 0
     if facts.setup.automatic_optimization or batches < 2 or len(facts.flow.optimizers) != 1:
         return None
-    ratio = facts.usual_ratio(*facts.flow.optimizers)
+    ratio = facts.usual_ratio(next(iter(facts.flow.optimizers)))
     found.add(ratio > 0.02, STRONG, f"a step changes a weight by {ratio:.2g} of its size")
     text = f"{batches} batches make a step under manual optimisation, and steps are as large as if their gradients were summed."
     return text, _scale_loss(float(f"{1 / batches:.2g}"), f"self.manual_backward(loss / {batches})")

@@ -272,5 +272,4 @@ def nonfinite_weights(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     more = f" (and {len(bad) - 1} more parameters)" * (len(bad) > 1)
     found.add(True, PROOF, "it was so before the first step")
     text = f"{name}{more} held {tensor.nonfinite} of {tensor.elements} numbers that are NaN or infinite when training started"
-    remedy = Remedy("initialise", name, None, None, "", "a finite loss", 1, f"{in_code(name)}.data.nan_to_num_(0.0)")
-    return f"{text}.", [remedy]
+    return f"{text}.", [Remedy("initialise", name, None, None, "", "a finite loss", 1, f"{in_code(name)}.data.nan_to_num_(0.0)")]

@@ -219,14 +219,13 @@ class LearningWatch:
         self.detailed = self._context.gate.in_detail
         if not self._on:
             return
-        largest = max((tensor for _, tensor in batch if tensor.dim()), key=Tensor.numel, default=())
-        size = len(largest)
+        size = len(max((tensor for _, tensor in batch if tensor.dim()), key=Tensor.numel, default=()))
         self._sizes[0] += size > 0
         self._sizes[1] += size * self._host.loss_scaling.accumulation
 
     def _gradients(self, step: Step, sampled: bool = True) -> None:
-        measuring = self._context.measure.measuring
-        if self._on and ((sampled and self.detailed) or measuring) and step.indices and step.shards is None:
+        measured = (sampled and self.detailed) or self._context.measure.measuring
+        if self._on and measured and step.indices and step.shards is None:
             self.under_way[step.optimizer] = GradientSample(step, self._embeddings, self._places)
 
     def _measured(self, measured: MeasuredLoss) -> None:

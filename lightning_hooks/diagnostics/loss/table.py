@@ -16,7 +16,7 @@ from lightning_hooks.declare.step import loss_scale
 from lightning_hooks.diagnostics.loss.report import RECENT, VALIDATIONS, LossReport, LossWindow, ValidationLoss, loss_report
 from lightning_hooks.diagnostics.unusual import LargestLosses
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import Merging, Span, Spans, TableIndex, added, largest, paired, together
+from lightning_hooks.statistics.reduction import Span, Spans, by_columns, largest, paired
 
 PAGE = 64  # losses kept as they are before they enter the table: one operation a batch, and a few more every 64 batches
 SLOTS = 4096  # batches of a window whose loss is kept one by one; of those before them, the moments are
@@ -134,8 +134,7 @@ class LossTable:
         pairs = [number for one in self._earlier_validations for number in (one.loss, one.training)]
         places = _filled(self._validated_at, MOST_VALIDATIONS)
         known = (*counts, *places, *_filled(self._earlier, RECENT), *_filled(pairs, 2 * VALIDATIONS))
-        host = torch.tensor(known, dtype=self._dtype).to(self._device, non_blocking=True)
-        return torch.cat((self._numbers[:N_RECORDED], host))
+        return torch.cat((self._numbers[:N_RECORDED], torch.tensor(known, dtype=self._dtype).to(self._device, non_blocking=True)))
 
     def unpack(self, packed: Tensor) -> None:
         """Load what :meth:`pack` or a merge gave into the table of a new run."""
@@ -191,11 +190,6 @@ def _leave(table: Mapping[str, Tensor], slots: Tensor) -> None:
     torch.maximum(table["bounds"][:2], extremes, out=table["bounds"][:2])
 
 
-def _merged_over_ranks(own: Tensor, among: TableIndex) -> Merging:
-    merged = yield from together([added(own[:N_SUMS], among), largest(own[N_SUMS:], among)])
-    return torch.cat(merged)
-
-
 def merge_windows(earlier: Tensor, later: Tensor) -> Tensor:
     """Merge the tables of two windows in a row, on the host."""
     packed = earlier.clone()
@@ -243,7 +237,8 @@ def _in_order(table: Mapping[str, Tensor]) -> Tensor:
     return table["losses"][:, torch.arange(max(0, batches - SLOTS), batches) % SLOTS]
 
 
-LOSS_SPAN = Span(N_LOSS_NUMBERS, _merged_over_ranks, paired(merge_windows))  # how packed tables merge, over ranks and over windows
+LOSS_SPAN = Span(N_LOSS_NUMBERS, by_columns([(largest, range(N_SUMS, N_LOSS_NUMBERS))]), paired(merge_windows))
+"""How packed tables merge, over ranks and over windows."""
 
 
 _VALIDATION = re.compile(r"(?<![a-z])(e?val|valid|validation|evaluation)(?![a-z])", re.IGNORECASE)

@@ -254,8 +254,7 @@ def returns(moments: Sequence[Tensor], new: int) -> int:
     for place, values in enumerate(moments):
         earlier = places.get(key := values.numpy().tobytes())
         if earlier is not None and place >= len(moments) - new:
-            between = moments[earlier + 1 : place]
-            found += any(int((values != each).sum()) * 2 >= values.numel() for each in between)
+            found += any(int((values != each).sum()) * 2 >= values.numel() for each in moments[earlier + 1 : place])
         places[key] = place
     return found
 

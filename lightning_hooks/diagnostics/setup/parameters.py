@@ -286,18 +286,16 @@ def unloaded(model: nn.Module, optimizers: Iterable[Any], made: Mapping[str, boo
     matrices = {name.rpartition(".")[0]: parameter for name, parameter in parameters.items() if parameter.dim() > 1}
     trained = {name.rpartition(".")[0]: rates[id(parameter)] for name, parameter in parameters.items() if id(parameter) in rates}
     highest = {of: max(rate for other, rate in rates.values() if other == of) for of, _ in rates.values()}
-    frozen, targets = set[str](), set[str]()
     learning = {_form(module) for module in model.modules() if all(id(p) in rates for p in module.parameters())}
-    for name, module in model.named_modules():
-        if any(True for _ in module.parameters()) and not any(p.requires_grad for p in module.parameters()):
-            frozen.add(clean_name(name))
-            if _form(module) in learning and any(True for _ in module.children()):
-                targets.update(clean_name(f"{name}.{inner}") for inner, _ in module.named_modules())
-    body = [name for name in made if name in frozen - targets]
+    modules = [(clean_name(name), module, [p.requires_grad for p in module.parameters()]) for name, module in model.named_modules()]
+    frozen = {name: module for name, module, trains in modules if trains and not any(trains)}
+    copies = {name: module for name, module in frozen.items() if _form(module) in learning and any(True for _ in module.children())}
+    targets = {clean_name(f"{name}.{inner}") for name, module in copies.items() for inner, _ in module.named_modules()}
+    body = [name for name in made if name in frozen.keys() - targets]
     first = next((name for name in trained if name in matrices), "")
-    tables = {clean_name(name) for name, module in model.named_modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
+    tables = {name for name, module, _ in modules if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
     inputs = matrices[first].shape[1] if first and first not in tables else 0
-    fed = inputs and any(inputs % len(matrices[name]) == 0 for name in frozen - targets if name in matrices)
+    fed = inputs and any(inputs % len(matrices[name]) == 0 for name in frozen.keys() - targets if name in matrices)
     found = _as_made(body, made) if fed else None
     for of, rate in highest.items():
         slow = [name for name, (other, own) in trained.items() if other == of and own <= SLOW * rate]
