@@ -85,7 +85,7 @@ class SetupWatch:
 
     def __init__(self, names: Sequence[str], model: nn.Module, optimizers: Sequence[Any], resumed: bool) -> None:
         self._names, self.setups = names, dict[str, ParameterSetup]()
-        self._raw: dict[str, str] = {}  # the name in the model, where it is another
+
         named = cleaned(model.named_parameters())
         self._at_zero: Set[str] = starting_at_zero([] if resumed else named)
         states = [getattr(optimizer, "state", ()) for optimizer in optimizers]
@@ -108,7 +108,7 @@ class SetupWatch:
                     self._peaks[number] = max(rate, self._peaks.get(number, rate))
         if self._unheld is None:
             held = held_by(optimizers)
-            self._unheld = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in held}
+            self._unheld = {name: p for name, p in cleaned(model.named_parameters()) if p.requires_grad and id(p) not in held}
 
     def follow(self, kept: EarlierOptimizers) -> None:
         """There are new parameters, or other optimizers than before."""
@@ -155,19 +155,17 @@ class SetupWatch:
         groups = [(optimizer, group) for optimizer, groups in groups_of(optimizers) for group in groups]
         held = grouped((id(parameter), number) for number, (_, group) in enumerate(groups) for parameter in group["params"])
         never = {self._names[index] for missing in self._never.values() for index in missing}
-        setups, self._raw = dict[str, ParameterSetup](), {}
+        setups = dict[str, ParameterSetup]()
         of_holders = cache(lambda numbers: self._of_holders([(*groups[number], self._peaks.get(number)) for number in numbers]))
         make: Any = ParameterSetup
         made = cache(lambda own, numbers, **more: make(*own, **more, **of_holders(numbers)))  # most are like others
-        for raw, parameter in parameters:
-            name, holders = clean_name(raw), tuple(held.get(id(parameter), ()))
-            if name != raw:
-                self._raw[name] = raw
+        for name, parameter in cleaned(parameters):
+            holders = tuple(held.get(id(parameter), ()))
             own = (
                 0 if nn.parameter.is_lazy(parameter) else parameter.numel(),
                 parameter.dim() if is_computed(parameter) else 0,
                 parameter.requires_grad,
-                name not in never and of_holders(holders)["steps"] > 0 if holders else raw in self._reached,
+                name not in never and of_holders(holders)["steps"] > 0 if holders else name in self._reached,
             )
             setups[name] = made(own, holders, starts_at_zero=name in self._at_zero, stepped=name in self._stepped)
         self.setups, self._unheld = setups, None
@@ -189,10 +187,9 @@ class SetupWatch:
         for name in setups.keys() & found.keys():
             if found[name] != setups[name].has_gradient:
                 setups[name] = dataclasses.replace(setups[name], has_gradient=found[name])
-        silent = (name for name, setup in setups.items() if setup.trains and not setup.has_gradient)
-        without = {self._raw.get(name, name): name for name in silent}
-        of_zeros = of_libraries(model, [name for name in zeros if name in setups])
-        reasons = of_zeros | {without[raw]: why for raw, why in unused_parts(model, without.keys(), called, recording).items()}
+        silent = {name for name, setup in setups.items() if setup.trains and not setup.has_gradient}
+        reasons = of_libraries(model, [name for name in zeros if name in setups])
+        reasons |= unused_parts(model, silent, called, recording)
         self.setups = setups | {name: dataclasses.replace(setups[name], spare=why) for name, why in reasons.items()}
 
     def _of_holders(self, holders: Sequence[tuple[str, Mapping[str, Any], float | None]]) -> dict[str, Any]:
