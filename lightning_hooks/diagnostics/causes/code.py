@@ -24,8 +24,7 @@ from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace
 from lightning_hooks.diagnostics.causes.weights import nonfinite_weights, stretching_start
 from lightning_hooks.diagnostics.nonfinite.operations import explained, name_of, place_of, state
 
-MANY = 0.05
-"""Share of numbers that are not finite above which a transform makes them, and no single sample has them."""
+MANY = 0.05  # share of numbers that are not finite above which a transform makes them, and no single sample has them
 
 # What is not finite.
 
@@ -104,12 +103,11 @@ def activation_before_loss(alert: Alert, facts: Facts, found: CauseEvidence) -> 
     leaves = [site for site in called if site not in parents]
     last = twice or (leaves[-1] if leaves and (given or unreachable) else "")
     kind = facts.modules.get(last) or facts.features.functions.get(last, "")
-    if not twice and kind.lower() not in _BOUNDED:
+    bounds = _BOUNDED if unreachable is None else {unreachable.bound}.intersection(_BOUNDED)
+    if not twice and kind.lower() not in bounds:
         return None
     found.add(bool(twice), PROOF, "the loss applies a softmax or sigmoid itself")
     found.add(not twice, STRONG, f"{last} is the last one called before the loss")
-    if unreachable is not None and not twice and kind.lower() != unreachable.bound:
-        return None
     effect = "the loss takes any numbers" if unreachable else "the loss takes logits", "a loss that falls further", SOON
     if last in facts.modules and kind.lower() not in _BOUNDED:  # a function squashes the output of this module, or within it
         remedy = Remedy("remove", f"the softmax or sigmoid that the output of {last} is passed through", None, None, *effect)

@@ -39,11 +39,9 @@ _USUAL = {
     "SGD": Range(1e-4, 0.1, 1.0), "ASGD": Range(1e-4, 0.01, 1.0), "Adadelta": Range(0.05, 1.0, 2.0), "Rprop": Range(1e-4, 0.01, 1),
     "Adagrad": Range(1e-4, 0.01, 0.1), "Lion": Range(1e-6, 1e-4, 1e-3), "Muon": Range(1e-4, 0.02, 0.1), "LBFGS": Range(0.01, 1, 1),
 }  # fmt: skip
-_ADAM = Range(1e-5, 3e-3, 1e-2)
-"""Of Adam and of what else divides by the size of the gradient."""
+_ADAM = Range(1e-5, 3e-3, 1e-2)  # of Adam and of what else divides by the size of the gradient
 _UNKNOWN = Range(math.nan, math.nan, math.nan)
-USUAL_UPDATE = 3e-3
-"""A usual share of a weight that a step changes."""
+USUAL_UPDATE = 3e-3  # a usual share of a weight that a step changes
 
 
 def usual(rate: Rate) -> Range:
@@ -102,8 +100,7 @@ def rate_too_high(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     return f"The learning rate is {rate.lr:.3g}{f'; {range_}' * (over > 1)}{f'; {size}' * (ratio > 0.02)}.", remedies
 
 
-FASTER = 20
-"""How many times the rate of the others is unusual for a group: ten times theirs is usual for a new head."""
+FASTER = 20  # how many times the rate of the others is unusual for a group: ten times theirs is usual for a new head
 
 
 def too_fast_group(facts: Facts) -> tuple[Rate, float] | None:

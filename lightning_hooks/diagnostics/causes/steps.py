@@ -153,7 +153,5 @@ STEP_SIZE = (
     wrong_sign, rate_too_high, group_too_fast, wrong_schedule, unusual_setting, loss_summed, loss_multiplied, accumulation_summed,
 )  # fmt: skip
 """What makes steps too large."""
-LARGE_STEP = (*STEP_SIZE, unclipped)
-"""What makes a single one of them too large."""
-SMALL_STEPS = (wrong_schedule, unusual_setting, clip_too_low, rate_too_low)
-"""What makes steps too small."""
+LARGE_STEP = (*STEP_SIZE, unclipped)  # what makes a single one of them too large
+SMALL_STEPS = (wrong_schedule, unusual_setting, clip_too_low, rate_too_low)  # what makes steps too small

@@ -258,8 +258,7 @@ def small_batches(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     return f"The statistics of {alert.site} come from {values:.3g} values of a batch.", remedies
 
 
-_FEW = 16
-"""Values of a batch from which the statistics of a channel are as good as usual."""
+_FEW = 16  # values of a batch from which the statistics of a channel are as good as usual
 
 
 @possible_cause("initialise the parameter, or load it again")

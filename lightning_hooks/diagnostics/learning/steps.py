@@ -66,6 +66,8 @@ class ConstantTable(CallTable):
             found = self._found(call.function, given.detach(), target.detach(), mean, ignored, smoothing)
         if found is None:
             row[column.UNDEFINED] += 1
+        elif self.rows.is_cpu:  # numpy takes a tenth of the time
+            self.rows.numpy()[0, : column.UNDEFINED] += found.to(self.rows).numpy()
         else:
             self.rows[0, : column.UNDEFINED] += found.to(self.rows)
 

@@ -148,7 +148,7 @@ class SetupChecks(Tables):
         }
         self._reached, self._optimized = set[str](), set[str]()
         self._decay, self._foreign = dict[str, VectorDecay](), dict[str, tuple[int, ...]]()
-        self._hashes, self._labels = BatchHashes(device), LabelTable(device)
+        self._hashes, self._labels = BatchHashes(device), LabelTable(1, device)
         super().__init__(
             device,
             labels=self._labels,
@@ -193,9 +193,8 @@ class SetupChecks(Tables):
     def after_backward(self, inputs: Set[int]) -> None:
         """Gradients are there now; those of tensors that are inputs of a module, by their identities, do not count."""
         self.parameters.after_backward()
-        for name, parameters in self._hidden_parameters.items():
-            if name not in self._reached and any(p.grad is not None and id(p) not in inputs for p in parameters):
-                self._reached.add(name)
+        left = ((name, held) for name, held in self._hidden_parameters.items() if name not in self._reached)
+        self._reached |= {name for name, held in left if any(p.grad is not None and id(p) not in inputs for p in held)}
 
     def follow(self, kept: EarlierOptimizers) -> None:
         """There are new parameters, or other optimizers than before."""

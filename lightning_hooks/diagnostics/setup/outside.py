@@ -145,21 +145,17 @@ class WeightsWatch:
 
     def _taken(self, parameters: Iterable[Tensor]) -> Tensor:
         """Some values of each parameter, none of one that was freed: vectors of other sizes are not compared."""
-        device, parts = self._context.host.setup.device, []
-        for parameter in parameters:
-            if parameter.untyped_storage().nbytes():
-                values = parameter.detach().reshape(-1)
-                parts.append(values[:: max(1, len(values) // VALUES)][:VALUES].to(device, torch.float32))
+        device = self._context.host.setup.device
+        held = (parameter.detach().reshape(-1) for parameter in parameters if parameter.untyped_storage().nbytes())
+        parts = [values[:: max(1, len(values) // VALUES)][:VALUES].to(device, torch.float32) for values in held]
         return torch.cat(parts) if parts else torch.zeros(0)
 
     def _window_end(self, setups: Mapping[str, ParameterSetup]) -> None:
         """Find out what was set in the window, and how far copies are behind. One copy from the device."""
         self.set, self._between = None, self._taken(self._known.values())
         end = self._between if self._before is None else self._before[1]
-        taken = [self._first, self._base, self._start, end]
-        for pause in self._pauses:
-            taken += pause[2:]
-        taken += self._steps
+        of_pauses = (values for pause in self._pauses for values in pause[2:])
+        taken = [self._first, self._base, self._start, end, *of_pauses, *self._steps]
         if not self._known or len({*map(len, taken), len(self._between)}) > 1:
             self.follow()
             return

@@ -183,10 +183,9 @@ class SetupWatch:
         From one rank's flags alone, one rank could warn where another gives an info. Of the modules ``called``, in that order,
         ``recording`` are those whose output required a gradient.
         """
-        setups, found = dict(self.setups), dict(zip(self._names, map(bool, flags), strict=True))
-        for name in setups.keys() & found.keys():
-            if found[name] != setups[name].has_gradient:
-                setups[name] = dataclasses.replace(setups[name], has_gradient=found[name])
+        found = {name: had for name, had in zip(self._names, map(bool, flags), strict=True) if name in self.setups}
+        changed = [name for name, had in found.items() if had != self.setups[name].has_gradient]
+        setups = self.setups | {name: dataclasses.replace(self.setups[name], has_gradient=found[name]) for name in changed}
         silent = {name for name, setup in setups.items() if setup.trains and not setup.has_gradient}
         reasons = of_libraries(model, [name for name in zeros if name in setups])
         reasons |= unused_parts(model, silent, called, recording)
