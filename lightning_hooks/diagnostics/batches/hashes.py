@@ -36,10 +36,12 @@ def batch_hashes(batch: BatchTensors) -> tuple[Tensor, Tensor] | None:
     """
     tensors = [tensor for _, tensor in batch[:MOST_TENSORS]]
     samples: list[tuple[Tensor, Tensor]] = []
+    numbers = 0
     for tensor, values in zip(tensors, all_values(tensors, real=True), strict=True):
         if values.numel() and (not samples or values.device == samples[0][1].device):
             samples.append((tensor, _sample(values)))
-    if sum(bits.numel() for _, bits in samples) < FEWEST_NUMBERS:
+            numbers += samples[-1][1].numel()
+    if numbers < FEWEST_NUMBERS:
         return None
     first = samples[0][1][0]
     total, varies = torch.zeros_like(first), torch.zeros_like(first, dtype=torch.bool)

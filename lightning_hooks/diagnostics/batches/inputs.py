@@ -58,8 +58,12 @@ class InputTable(Tables):
 
     def train(self, batch: BatchTensors, compare: bool) -> None:
         """Record a training batch; no host sync, no tensor is kept."""
-        tensors = {place: tensor for place, tensor in batch if tensor.dim() > 1}
-        found = {place: tensor for place, tensor in tensors.items() if tensor.is_floating_point()}
+        tensors, found = {}, {}
+        for place, tensor in batch:
+            if tensor.dim() > 1:
+                tensors[place] = tensor
+                if tensor.is_floating_point():
+                    found[place] = tensor
         if found:
             self.place = self.place if self.place in found else max(found, key=lambda place: found[place].numel())
             values = found[self.place] if self._kernels.proves else plain_values(found[self.place])
@@ -86,10 +90,11 @@ class InputTable(Tables):
         }
         self.place = self.place or next(iter(compared), "")
         size, differ = len(tensors[self.place]) if self.place in tensors else None, []
-        for tensor in [tensor for tensor in compared.values() if len(tensor) == size]:
-            values = unexpanded(plain_values(tensor))
-            rows = values[1:COMPARED] if tensor.is_floating_point() else values[1:]
-            differ.append((rows != values[:1]).any().to(self._samples.rows.device))
+        for tensor in compared.values():
+            if len(tensor) == size:
+                values = unexpanded(plain_values(tensor))
+                rows = values[1:COMPARED] if tensor.is_floating_point() else values[1:]
+                differ.append((rows != values[:1]).any().to(self._samples.rows.device))
         if differ:
             self._samples.rows.clamp_(min=1 + torch.stack(differ).any().to(self._samples.rows.dtype))
 
@@ -137,17 +142,20 @@ def tensors_in(batch: Any) -> BatchTensors:
         if issubclass(kind, UserDict):  # such as transformers' BatchEncoding
             each = contents(each).get("data")
             kind = type(each)
-        inner: list[tuple[str, Any]] = []
+        inner: list[tuple[str, Any, int]] = []
+        if depth >= MAX_DEPTH:
+            continue
         if issubclass(kind, dict):
-            inner = [(f"{place}[{key!r}]", value) for key, value in dict.items(each) if isinstance(key, str | int)]
+            for key, value in dict.items(each):
+                if isinstance(key, str | int):
+                    inner.append((f"{place}[{key!r}]", value, depth + 1))
         elif issubclass(kind, list | tuple):
-            values = list.__iter__(each) if issubclass(kind, list) else tuple.__iter__(each)
-            inner = [(f"{place}[{number}]", value) for number, value in enumerate(values)]
+            for number, value in enumerate(list.__iter__(each) if issubclass(kind, list) else tuple.__iter__(each)):
+                inner.append((f"{place}[{number}]", value, depth + 1))
         elif is_dataclass(kind):
             stored = contents(each)
-            inner = [(f"{place}.{field.name}", stored[field.name]) for field in fields(kind) if field.name in stored]
-        if depth < MAX_DEPTH:
-            waiting += [(name, value, depth + 1) for name, value in reversed(inner)]
+            inner += [(f"{place}.{field.name}", stored[field.name], depth + 1) for field in fields(kind) if field.name in stored]
+        waiting += reversed(inner)
     return found
 
 

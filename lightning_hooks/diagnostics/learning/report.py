@@ -16,7 +16,6 @@ from lightning_hooks.declare.step import Step
 from lightning_hooks.diagnostics.batches.inputs import BatchTensors
 from lightning_hooks.diagnostics.learning.steps import SEEN, UNSURE, ConstantTable, MeasuredSteps, read_steps
 from lightning_hooks.diagnostics.learning.table import GradientSample, LearningColumn, LearningTable
-from lightning_hooks.hooks.selection import outwards
 from lightning_hooks.statistics.reduction import added
 from lightning_hooks.statistics.tables import HostNumbers, PackedTable, Tables
 
@@ -106,8 +105,9 @@ def learning_scalars(report: LearningReport | None, known: set[str]) -> dict[str
     if report is None:
         return {}
     found: dict[str, float | None] = {f"learning/{stat}": getattr(report, stat) for stat in LEARNING_STATS}
-    each = ((name, stats, stat) for name, stats in report.parameters.items() for stat in PARAMETER_STATS)
-    of_parameters = {f"learning/{name}/{stat}": getattr(stats, stat) for name, stats, stat in each}
+    of_parameters = {
+        f"learning/{name}/{stat}": getattr(stats, stat) for name, stats in report.parameters.items() for stat in PARAMETER_STATS
+    }
     known.update((tag for tag, value in found.items() if value is not None), of_parameters)
     found |= of_parameters
     return {tag: math.nan if (value := found.get(tag)) is None else value for tag in sorted(known)}
@@ -173,7 +173,9 @@ def _of_modules(shares: Mapping[str, float]) -> dict[str, float]:
     """The shares of parameters, summed over each module that holds them, the outermost first."""
     found: dict[str, float] = {}
     for name, share in shares.items():
-        for module in reversed(outwards(name)[1:-1]):
+        parts = name.split(".")
+        for end in range(1, len(parts)):
+            module = ".".join(parts[:end])
             found[module] = found.get(module, 0.0) + share
     return found
 
@@ -219,7 +221,10 @@ class LearningWatch:
         self.detailed = self._context.gate.in_detail
         if not self._on:
             return
-        size = len(max((tensor for _, tensor in batch if tensor.dim()), key=Tensor.numel, default=()))
+        size = largest = 0
+        for _, tensor in batch:
+            if tensor.dim() and (not size or tensor.numel() > largest):
+                size, largest = len(tensor), tensor.numel()
         self._sizes[0] += size > 0
         self._sizes[1] += size * self._host.loss_scaling.accumulation
 

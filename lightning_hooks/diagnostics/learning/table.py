@@ -72,9 +72,14 @@ class GradientSample:
 
     def __init__(self, step: Step, tables: set[int | None], known: dict[int, Tensor]) -> None:
         self._parameters = step.parameters
-        given = [(place, parameter.grad) for place, parameter in enumerate(step.parameters) if parameter.grad is not None]
-        dense = [(place, gradient) for place, gradient in given if gradient.layout == torch.strided]
-        sparse = [one for one in given if one[1].layout == torch.sparse_coo and one[1].sparse_dim() == 1]
+        dense: list[tuple[int, Tensor]] = []
+        sparse: list[tuple[int, Tensor]] = []
+        for place, parameter in enumerate(step.parameters):
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout == torch.strided:
+                dense.append((place, gradient))
+            elif gradient is not None and gradient.layout == torch.sparse_coo and gradient.sparse_dim() == 1:
+                sparse.append((place, gradient.detach().coalesce()))
         values = all_values([*step.parameters, *[gradient for _, gradient in dense]], real=True)
         weights, gradients = values[: len(step.parameters)], values[len(step.parameters) :]
         # Of each part: the place of its parameter, the elements (None for all), how many these are, and for how many they stand.
@@ -82,6 +87,7 @@ class GradientSample:
         rows: list[tuple[int, Tensor, Tensor]] = []
         self._counted: dict[int, Tensor] = {}  # by part, which of its elements count for the gain, where not all do
         taken: list[Tensor] = []
+        key: list[int] = []
         for (place, _), gradient in zip(dense, gradients, strict=True):
             numel, shape = gradient.numel(), step.parameters[place].shape
             if not (numel and weights[place].numel()):  # there is nothing, or it was freed
@@ -98,16 +104,17 @@ class GradientSample:
                     rows.append((place, elements, flat.index_select(0, elements)))
                 flat = flat.index_select(0, index)
             taken.append(flat)
+            key += step.indices[place], numel
             self._parts.append((place, index, flat.numel(), numel))
         self._n_spread = len(taken)
-        self.key: Hashable = tuple((step.indices[place], numel) for place, *_, numel in self._parts)
-        for place, gradient in sparse:
+        self.key: Hashable = tuple(key)
+        for place, entries in sparse:
             if weights[place].numel():
-                entries = gradient.detach().coalesce()
                 elements = _elements(entries.indices()[0], weights[place].numel() // len(weights[place]))
                 rows.append((place, elements, as_real(entries.values()).reshape(-1)))
-        taken += [flat for *_, flat in rows]
-        self._parts += [(place, elements, flat.numel(), flat.numel()) for place, elements, flat in rows]
+        for place, elements, flat in rows:
+            taken.append(flat)
+            self._parts.append((place, elements, flat.numel(), flat.numel()))
         self.places = fixed(tuple(step.indices))
         self._before, self._gradient = self._sampled(weights), joined(taken)
         if step.carries_scale and step.loss_scale is not None:
@@ -115,8 +122,11 @@ class GradientSample:
         self.paired = self._gradient[: sum(map(Tensor.numel, taken[: self._n_spread]))]
 
     def _sampled(self, weights: Sequence[Tensor]) -> Tensor:
-        flat = ((weights[place].reshape(-1), index) for place, index, *_ in self._parts)
-        return joined([values if index is None else values.index_select(0, index) for values, index in flat])
+        found = []
+        for place, index, *_ in self._parts:
+            flat = weights[place].reshape(-1)
+            found.append(flat if index is None else flat.index_select(0, index))
+        return joined(found)
 
     def rows(self, before: Tensor | None) -> Tensor:
         """The rows of the step, which was taken, shape ``(k, columns)``.

@@ -193,8 +193,9 @@ class SetupChecks(Tables):
     def after_backward(self, inputs: Set[int]) -> None:
         """Gradients are there now; those of tensors that are inputs of a module, by their identities, do not count."""
         self.parameters.after_backward()
-        left = ((name, held) for name, held in self._hidden_parameters.items() if name not in self._reached)
-        self._reached |= {name for name, held in left if any(p.grad is not None and id(p) not in inputs for p in held)}
+        for name, parameters in self._hidden_parameters.items():
+            if name not in self._reached and any(p.grad is not None and id(p) not in inputs for p in parameters):
+                self._reached.add(name)
 
     def follow(self, kept: EarlierOptimizers) -> None:
         """There are new parameters, or other optimizers than before."""

@@ -145,9 +145,11 @@ class WeightsWatch:
 
     def _taken(self, parameters: Iterable[Tensor]) -> Tensor:
         """Some values of each parameter, none of one that was freed: vectors of other sizes are not compared."""
-        device = self._context.host.setup.device
-        held = (parameter.detach().reshape(-1) for parameter in parameters if parameter.untyped_storage().nbytes())
-        parts = [values[:: max(1, len(values) // VALUES)][:VALUES].to(device, torch.float32) for values in held]
+        device, parts = self._context.host.setup.device, []
+        for parameter in parameters:
+            if parameter.untyped_storage().nbytes():
+                values = parameter.detach().reshape(-1)
+                parts.append(values[:: max(1, len(values) // VALUES)][:VALUES].to(device, torch.float32))
         return torch.cat(parts) if parts else torch.zeros(0)
 
     def _window_end(self, setups: Mapping[str, ParameterSetup]) -> None:

@@ -108,7 +108,8 @@ class SetupWatch:
                     self._peaks[number] = max(rate, self._peaks.get(number, rate))
         if self._unheld is None:
             held = held_by(optimizers)
-            self._unheld = {name: p for name, p in cleaned(model.named_parameters()) if p.requires_grad and id(p) not in held}
+            unheld = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+            self._unheld = dict(cleaned(unheld)) if unheld else {}
 
     def follow(self, kept: EarlierOptimizers) -> None:
         """There are new parameters, or other optimizers than before."""
