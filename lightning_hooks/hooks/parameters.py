@@ -172,8 +172,8 @@ def unused_parts(
 
     Args:
         root: The model.
-        without: Names of parameters, as ``root.named_parameters()`` has them.
-        called: Names of modules that were called, without the prefixes of wrappers, in the order of their first calls.
+        without: Names of parameters, as all names here without the prefixes of wrappers.
+        called: Names of modules that were called, in the order of their first calls.
         recording: Those of them whose output required a gradient: they did not run under ``no_grad``.
 
     Returns:
@@ -181,16 +181,16 @@ def unused_parts(
     """
     if not without:
         return {}
-    modules = dict(root.named_modules())
-    trained = {name for name, parameter in root.named_parameters() if parameter.requires_grad and name not in without}
-    sizes = {name: p.numel() for name, p in root.named_parameters() if p.requires_grad and has_values(p)}
-    training = {around for name in trained for around in outwards(name)[1:]}
-    body = _body(root, training, called, recording)
+    modules = dict(cleaned(root.named_modules()))
+    trainable = [(name, parameter) for name, parameter in cleaned(root.named_parameters()) if parameter.requires_grad]
+    sizes = {name: parameter.numel() for name, parameter in trainable if has_values(parameter)}
+    training = {around for name, _ in trainable if name not in without for around in outwards(name)[1:]}
+    body = _body(modules, training, called, recording)
     parts = {parameter: _largest(parameter, training) for parameter in without}
     reasons: dict[str, str] = {}
     for part in set(parts.values()):
         runs = _runs_blocks(part, modules, [site for site in called if site in recording])
-        runs = runs or any(f"{site}.".startswith(f"{clean_name(part)}.") for site in body)
+        runs = runs or any(f"{site}.".startswith(f"{part}.") for site in body)
         unused = "" if runs else _by_library(part, modules)
         reasons[part] = unused or _copy_of(part, modules, training) or _small_part(part, sizes, called)
     return {parameter: reasons[part] for parameter, part in parts.items() if reasons[part]}
@@ -198,9 +198,9 @@ def unused_parts(
 
 def _small_part(part: str, sizes: Mapping[str, int], called: Sequence[str]) -> str:
     """Whether a part, or a parameter of its own, is small and not called, as the reason."""
-    name, total = clean_name(part), sum(sizes.values())
-    inside = sum(size for raw, size in sizes.items() if raw == part or raw.startswith(f"{part}."))
-    if not called or inside > SMALL * total or any(f"{site}.".startswith(f"{name}.") for site in called):
+    total = sum(sizes.values())
+    inside = sum(size for name, size in sizes.items() if f"{name}.".startswith(f"{part}."))
+    if not called or inside > SMALL * total or any(f"{site}.".startswith(f"{part}.") for site in called):
         return ""
     return f"not used, and holds {100 * inside / total:.2g}% of what trains"
 
@@ -249,21 +249,19 @@ def _states_a_version(package: str) -> bool:
 def _runs_blocks(part: str, modules: Mapping[str, nn.Module], called: Sequence[str]) -> bool:
     """Whether a part holds a list of blocks, any of which was called."""
     within = modules[part].named_modules(prefix=part) if part in modules else ()
-    lists = [clean_name(name) for name, module in within if isinstance(module, nn.ModuleList)]
+    lists = [clean_name(name) for name, module in within if isinstance(module, nn.ModuleList)]  # the part may hold wrappers
     return any(site.startswith(f"{blocks}.") for blocks in lists for site in called)
 
 
-def _body(root: nn.Module, training: Set[str], called: Sequence[str], recording: Set[str]) -> Sequence[str]:
+def _body(modules: Mapping[str, nn.Module], training: Set[str], called: Sequence[str], recording: Set[str]) -> Sequence[str]:
     """The modules that were called before any that trains, if they hold most of the model: what comes after has its input of them.
 
     A branch that a task does not use is called after others, if at all: a pooler follows its encoder. Modules under ``no_grad``
     are a body whose features are meant to stay as they are, and so are those whose output is no function of a parameter.
     """
-    modules = dict(cleaned(root.named_modules()))
-    sites = {clean_name(name) for name in training}
-    first = [site for site in takewhile(lambda site: site not in sites, called) if site in recording and site in modules]
+    first = [site for site in takewhile(lambda site: site not in training, called) if site in recording and site in modules]
     elements = sum(_elements(modules[site]) for site in first)
-    return first if elements >= BODY_SHARE * _elements(root) else ()
+    return first if elements >= BODY_SHARE * _elements(modules[""]) else ()
 
 
 def _elements(module: nn.Module) -> int:

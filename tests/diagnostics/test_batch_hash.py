@@ -86,13 +86,13 @@ def test_ranks_are_compared_batch_by_batch() -> None:
 
 
 def test_ignored_labels_are_counted() -> None:
-    table = LabelTable()
+    table = LabelTable(1)
     table.add([("['labels']", torch.tensor([1, -100, 2])), ("['target']", torch.tensor([[-100]])), ("['x']", torch.tensor([-100]))])
     table.add([("[1]", torch.tensor([-100, -100]))])
     table.add([("[1]", torch.rand(3))])  # probabilities of classes
     table.add([("[1]", torch.zeros(0, dtype=torch.int64))])
     assert table.pack().tolist() == [2, 1, 6, 4]
-    other = LabelTable()
+    other = LabelTable(1)
     other.unpack(table.pack())
     other.add([("[1]", torch.tensor([0, -100], dtype=torch.int8))])
     assert other.pack().tolist() == [3, 1, 8, 5]

@@ -27,7 +27,9 @@ from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
 from lightning_hooks.diagnostics.features.table import FeatureStats
 from lightning_hooks.diagnostics.gradients.tables import GradientStats, ParameterGradientStats
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
-from lightning_hooks.diagnostics.loss_inputs.targets import SIGNS, TargetStats
+from lightning_hooks.diagnostics.loss_inputs.rules import UnreachableTargets, ViewedClasses
+from lightning_hooks.diagnostics.loss_inputs.targets import BLANK, SIGNS, TargetStats
+from lightning_hooks.diagnostics.setup.rules import ClassWeights
 from tests.support.causes import judged
 
 MODULES = {"net.a": "Linear", "net.b": "Linear", "net.norm": "BatchNorm1d", "net": "Sequential"}
@@ -118,20 +120,21 @@ def of_logits(**numbers: Any) -> OutputStats:
     return OutputStats(**{**plain, "calls": 4, "frequent_weight": math.nan, **numbers})
 
 
-def test_causes_in_what_a_loss_is_given() -> None:
-    zeros = TargetStats(4, 0, 0, 0, 0, 0, 0, bounded=40, outside=20, bound=SIGNS)
+def test_what_a_rule_states_of_a_loss_has_its_cause_and_no_other() -> None:
+    zeros, blanks = (TargetStats(4, 0, 0, 0, 0, 0, 0, bounded=400, outside=200, bound=bound) for bound in (SIGNS, BLANK))
     down = TargetStats(4, 0, 0, 0, 0, 0, 0, weighted_down=1.0)
     given = features(
-        targets={"hinge_embedding_loss": zeros, "bce_with_logits": down, "mse_loss": TargetStats(4, 0, 0, 0, 0, 0, 0)},
-        outputs={"cross_entropy": of_logits(frequent_weight=2.0, viewed=3), "nll_loss": of_logits()},
+        targets={"hinge_embedding_loss": zeros, "ctc_loss": blanks, "bce_with_logits": down},
+        outputs={"cross_entropy": of_logits(frequent_weight=2.0), "cross_entropy#2": of_logits(viewed=3)},
     )
-    for cause, kind, right in (
-        (code.labels_of_zero, "output_range", {"hinge_embedding_loss"}),
-        (code.viewed_classes, "output_range", {"cross_entropy"}),
-        (code.weights_upside_down, "settings", {"cross_entropy", "bce_with_logits"}),
+    alerts = [one for rule in (UnreachableTargets(), ViewedClasses(), ClassWeights()) for one in rule(given)]
+    for cause, right in (
+        (code.LABELS_OF_ZERO, {"hinge_embedding_loss"}),
+        (code.BLANK_LABEL, {"ctc_loss"}),
+        (code.VIEWED_CLASSES, {"cross_entropy#2"}),
+        (code.UPSIDE_DOWN, {"cross_entropy", "bce_with_logits"}),
     ):
-        sites = (*given.targets, *given.outputs, "net")
-        found = {site: judged(cause, alert(kind, site), facts(given)) for site in sites}
+        found = {one.site: judged(cause, one, facts(given)) for one in alerts}
         assert {site for site, one in found.items() if one is not None} == right
         assert all(one.decisive for one in found.values() if one is not None)
 

@@ -58,7 +58,7 @@ def mse(outputs: Tensor, target: Tensor) -> Tensor:
 
 def test_a_target_that_is_a_column() -> None:
     report, (alert,) = trained(nn.Linear(5, 1), table(in_column(3)), mse)
-    assert report.copies == {"mse_loss": TargetCopies(4, 4, 3, 0, 0, 64, "0")}
+    assert report.copies == {"mse_loss": TargetCopies(4, 4, 0, 0, 64, 3, "0")}
     assert (alert.site, alert.severity) == ("mse_loss", "warning")
     assert alert.message.startswith("its target is column 3 of what 0 is given, but for the unit, in all 4 batches")
 

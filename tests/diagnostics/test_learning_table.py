@@ -37,7 +37,7 @@ def taken(
 def test_gains_and_cosines_are_those_of_all_elements_where_parameters_are_small() -> None:
     torch.manual_seed(0)
     parameters = [nn.Parameter(torch.randn(30, 40)), nn.Parameter(torch.randn(7))]
-    table, expected, before = LearningTable(2), [], None
+    table, expected, before = LearningTable(3), [], None
     for _ in range(3):
         gradients = [torch.randn(30, 40), torch.randn(7)]
         exact, old = [g.double().clone() for g in gradients], [p.detach().double().clone() for p in parameters]
@@ -84,7 +84,7 @@ def test_a_large_parameter_is_estimated_with_its_standard_error() -> None:
 
 
 def test_a_step_that_is_not_finite_or_not_taken_does_not_count() -> None:
-    parameter, table = nn.Parameter(torch.zeros(4)), LearningTable(1)
+    parameter, table = nn.Parameter(torch.zeros(4)), LearningTable(2)
     for gradient, valid in ((torch.tensor([1.0, math.nan, 0, 0]), None), (torch.ones(4), torch.tensor(False))):
         sample = taken([parameter], [gradient])
         table.add(sample.places, sample.rows(None), valid)
@@ -93,7 +93,7 @@ def test_a_step_that_is_not_finite_or_not_taken_does_not_count() -> None:
 
 
 def test_ranks_that_take_the_same_step_count_once_and_others_are_averaged() -> None:
-    tables = [LearningTable(1), LearningTable(1)]
+    tables = [LearningTable(2), LearningTable(2)]
     for table, gain in zip(tables, (1.0, 3.0), strict=True):
         table.rows[:, LearningColumn.STEPS], table.rows[:, LearningColumn.GAIN] = 1, gain
     one, other = (table.pack() for table in tables)
@@ -109,7 +109,7 @@ def test_ranks_that_take_the_same_step_count_once_and_others_are_averaged() -> N
 
 def test_the_noise_scale_is_that_of_the_samples_gradients() -> None:
     torch.manual_seed(3)
-    mean, noise, size, table, before = torch.full((200,), 0.1), 1.5, 20, LearningTable(1), None
+    mean, noise, size, table, before = torch.full((200,), 0.1), 1.5, 20, LearningTable(2), None
     parameter = nn.Parameter(torch.zeros(200))
     for _ in range(200):
         sample = taken([parameter], [mean + noise * torch.randn(size, 200).mean(0)])

@@ -22,20 +22,11 @@ from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import rate_too_high
 from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace
 from lightning_hooks.diagnostics.causes.weights import nonfinite_weights, stretching_start
-from lightning_hooks.diagnostics.loss_inputs.targets import BLANK, SIGNS
-from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep
 from lightning_hooks.diagnostics.nonfinite.operations import explained, name_of, place_of, state
 
-MANY = 0.05
-"""Share of numbers that are not finite above which a transform makes them, and no single sample has them."""
+MANY = 0.05  # share of numbers that are not finite above which a transform makes them, and no single sample has them
 
 # What is not finite.
-
-
-def _shown(alert: Alert, step: BadStep) -> str:
-    """What running the step again has shown, but for what the alert says already."""
-    _, what, why = state(step)
-    return why or what if alert.message == what else f"{what} {why}".strip()
 
 
 @possible_cause("replace what is not finite in the batch", "replace the transform that makes it")
@@ -70,18 +61,18 @@ def nonfinite_operation(alert: Alert, facts: Facts, found: CauseEvidence) -> Jud
     for shown in (f"{place.where}: {place.code}" * bool(place.code), *step.notes):
         found.add(bool(shown), SHOWN, shown)
     check = Remedy("check", f"what {name_of(step.failure)} is given in {place_of(place)}", effect="a finite loss", steps=1)
-    return _shown(alert, step), known.remedies if known is not None and known.remedies else [check]
+    _, what, why = state(step)
+    text = why or what if alert.message == what else f"{what} {why}".strip()  # without what the alert says already
+    return text, known.remedies if known is not None and known.remedies else [check]
 
 
 @possible_cause("set trainer.precision to bf16-mixed")
 def half_overflow(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Half precision overflows."""
-    if "16" not in facts.precision or "bf16" in facts.precision:
-        return None
-    sites = facts.features.sites.values()
-    largest = max((max(abs(stats.min), abs(stats.max)) for stats in sites if stats.count), default=0.0)
-    found.add(True, SOME, "the largest number of float16 is 65504")
-    found.add(largest > 1e4, SOME, f"an output is {largest:.3g}")
+    half = "16" in facts.precision and "bf16" not in facts.precision
+    largest = max((max(-stats.min, stats.max) for stats in facts.features.sites.values() if stats.count), default=0.0)
+    found.add(half, SOME, "the largest number of float16 is 65504")
+    found.add(half and largest > 1e4, SOME, f"an output is {largest:.3g}")
     return f"precision is {facts.precision}, whose numbers end at 65504.", [_precision(facts)]
 
 
@@ -112,12 +103,11 @@ def activation_before_loss(alert: Alert, facts: Facts, found: CauseEvidence) -> 
     leaves = [site for site in called if site not in parents]
     last = twice or (leaves[-1] if leaves and (given or unreachable) else "")
     kind = facts.modules.get(last) or facts.features.functions.get(last, "")
-    if not twice and kind.lower() not in _BOUNDED:
+    bounds = _BOUNDED if unreachable is None else {unreachable.bound}.intersection(_BOUNDED)
+    if not twice and kind.lower() not in bounds:
         return None
     found.add(bool(twice), PROOF, "the loss applies a softmax or sigmoid itself")
     found.add(not twice, STRONG, f"{last} is the last one called before the loss")
-    if unreachable is not None and not twice and kind.lower() != unreachable.bound:
-        return None
     effect = "the loss takes any numbers" if unreachable else "the loss takes logits", "a loss that falls further", SOON
     if last in facts.modules and kind.lower() not in _BOUNDED:  # a function squashes the output of this module, or within it
         remedy = Remedy("remove", f"the softmax or sigmoid that the output of {last} is passed through", None, None, *effect)
@@ -126,29 +116,6 @@ def activation_before_loss(alert: Alert, facts: Facts, found: CauseEvidence) -> 
     remedy = Remedy("remove", last, kind or None, None, *effect, code)
     what = "whose targets it cannot put out" if unreachable else "that expects logits"
     return f"{last}{f' ({kind})' * bool(kind)} stands before a loss {what}.", [remedy]
-
-
-@possible_cause("add 1 to the labels, and a class to the outputs")
-def blank_label(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """A label is the blank of the alignment."""
-    stats = facts.features.targets.get(alert.site)
-    if stats is None or stats.bound != BLANK:
-        return None
-    found.add(stats.outside > 0, PROOF, f"{stats.outside} of {stats.bounded} labels are the blank, which no output spells")
-    labels = f"the labels of {alert.site} that are its blank"
-    remedy = replace(labels, "labels from 1 on, with one more class", "a lower loss", "targets + 1")
-    return "A label has the number of the blank.", [remedy]
-
-
-@possible_cause("give it -1 for 0")
-def labels_of_zero(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """Labels are 0 and 1 where -1 and 1 are expected."""
-    stats = facts.features.targets.get(alert.site)
-    if stats is None or stats.bound != SIGNS:
-        return None
-    found.add(stats.outside > 0, PROOF, f"{stats.outside} of {stats.bounded} labels are 0")
-    remedy = replace(f"the labels of {alert.site} that are 0", "-1", "a lower loss", "2 * labels - 1")
-    return f"Labels of {alert.site} are 0 where it expects -1.", [remedy]
 
 
 @possible_cause("make one table of numbers, in training and validation")
@@ -186,19 +153,13 @@ def bad_batch(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 def written_back(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Code writes weights back after steps."""
     rate, setup = facts.rate_at(alert.site), facts.flow.model_setup
-    between = bool(setup.weights_returned or setup.weights_still) and setup.weights_set is None
-    found.add(
-        between and alert.kind == "set_outside",
-        PROOF,
-        "steps begin with the weights that earlier ones began with, although updates change them",
-    )
-    found.add(
-        alert.value == 0 and rate is not None and rate.lr > 0, STRONG, "it has a gradient and a rate, and does not change by a bit"
-    )
+    between = bool(setup.weights_returned or setup.weights_still) and setup.weights_set is None and alert.kind == "set_outside"
+    found.add(between, PROOF, "steps begin with the weights that earlier ones began with, although updates change them")
+    still = alert.value == 0 and rate is not None and rate.lr > 0
+    found.add(still, STRONG, "it has a gradient and a rate, and does not change by a bit")
     found.add(rate is not None and rate.first == 0, EXCLUDES, "its rate was 0 when training started")
-    return "Code sets weights back to what they were after the optimizer's step.", [
-        Remedy("remove", f"what writes the weights of {alert.site}")
-    ]
+    remedy = Remedy("remove", f"what writes the weights of {alert.site}")
+    return "Code sets weights back to what they were after the optimizer's step.", [remedy]
 
 
 @possible_cause("replace the softmax by a sigmoid, or give it two outputs")
@@ -213,36 +174,16 @@ def softmax_of_one(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
 # What a rule states as a fact.
 
 
-@possible_cause("give each class one over its weight")
-def weights_upside_down(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """A loss weighs frequent classes more than rare ones."""
-    outputs, targets = facts.features.outputs.get(alert.site), facts.features.targets.get(alert.site)
-    if outputs is not None and outputs.frequent_weight > 1:
-        found.add(True, PROOF, f"labels weigh {outputs.frequent_weight:.2g} times as much as classes do")
-        weight, code = f"the weight of {alert.site}", "weight = counts.sum() / (len(counts) * counts)"
-    elif targets is not None and targets.weighted_down > 0:
-        found.add(True, PROOF, "positive targets are rare, and pos_weight is below 1")
-        weight, code = f"the pos_weight of {alert.site}", "pos_weight = negatives / positives"
-    else:
-        return None
-    remedy = replace(weight, "one over it", "rare classes that are named", code)
-    return f"{alert.site} weighs frequent classes more than rare ones.", [remedy]
-
-
-@possible_cause("transpose the logits in place of a view")
-def viewed_classes(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """A view brings the classes to the second dimension, and takes other numbers for them."""
-    stats = facts.features.outputs.get(alert.site)
-    if stats is None or not stats.viewed:
-        return None
-    found.add(True, PROOF, f"the tensor that is viewed has its {stats.classes} classes last")
-    view, to = f"the view (or reshape) before {alert.site}", "a transpose, or permute"
-    remedy = replace(view, to, "a loss that falls further", "logits.transpose(1, -1)")
-    return f"{alert.site} takes numbers of several places for one class.", [remedy]
-
-
 def fact(
-    name: str, title: str, op: str, target: str, to: str = "", code: str = "", at: str = "", advice: str = ""
+    name: str,
+    title: str,
+    op: str,
+    target: str,
+    to: str = "",
+    code: str = "",
+    at: str = "",
+    advice: str = "",
+    strength: str = STRONG,
 ) -> PossibleCause:
     """What a rule states as a fact, with the remedy that follows; the words of the alert stay as they are.
 
@@ -255,6 +196,7 @@ def fact(
         code: Of the remedy.
         at: What the alert's site must have in its name.
         advice: What the alert must advise; empty for anything.
+        strength: How much the words of the alert say.
     """
 
     def judge(alert: Alert, facts: Facts) -> Cause | None:
@@ -263,7 +205,7 @@ def fact(
         words = {"site": alert.site, "code": in_code(facts.module_of(alert.site) or alert.site)}
         remedy = Remedy(op, target.format(**words), None, to or None, "", "", SOON, code.format(**words))
         statement = f"{title[:1].upper()}{title[1:]}."
-        return Cause(name, statement, evidence_for=(alert.message,), remedies=(remedy,), strengths=(STRONG,))
+        return Cause(name, statement, evidence_for=(alert.message,), remedies=(remedy,), strengths=(strength,))
 
     return PossibleCause(name, title, (f"{op} {target.format(site='SITE', code='SITE')}{f': {to}' if to else ''}",), judge)
 
@@ -274,6 +216,18 @@ NO_LOGITS = fact("no_logits", "the loss is given no logits", "replace", "what {s
 LABELS_LOST = fact(
     "labels_lost", "labels are masked, or ignored as a class", "check", "the labels that the loss is given, and ignore_index"
 )
+BLANK_LABEL = fact("blank_label", "a label is the blank of the alignment", "replace", "the labels of {site} that are its blank",
+                   "labels from 1 on, with one more class", "targets + 1", strength=PROOF,
+                   advice="Add 1 to the labels, and a class to the outputs")  # fmt: skip
+LABELS_OF_ZERO = fact("labels_of_zero", "labels are 0 and 1 where -1 and 1 are expected", "replace",
+                      "the labels of {site} that are 0", "-1", "2 * labels - 1", strength=PROOF,
+                      advice="Pass 2 * labels - 1")  # fmt: skip
+VIEWED_CLASSES = fact("viewed_classes", "a view takes numbers of several places for one class", "replace",
+                      "the view (or reshape) before {site}", "a transpose, or permute", "logits.transpose(1, -1)", strength=PROOF,
+                      advice="Use transpose(1, 2), or permute, in place of view or reshape")  # fmt: skip
+UPSIDE_DOWN = fact("weights_upside_down", "a loss weighs frequent classes more than rare ones", "replace", "the weight of {site}",
+                   "one over it", "weight = counts.sum() / (len(counts) * counts), or pos_weight = negatives / positives",
+                   strength=PROOF, advice="Weigh each class by one over its number: the rarer it is, the more")  # fmt: skip
 SAME_BATCHES = fact("same_batches", "the data repeat", "replace", "the loader's samples", "samples that each worker draws once")
 OTHER_UNITS = fact("other_units", "validation has other units than training", "replace", "the transforms of validation",
                    "those of training")  # fmt: skip

@@ -158,10 +158,8 @@ def nothing_repels(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     loss = facts.flow.loss
     if loss is None or not loss.recent or facts.features.outputs or facts.features.targets:
         return None
-    last = loss.recent[-1]
-    found.add(
-        0 <= last < 0.05 * loss.start, STRONG, f"the loss fell from {loss.start:.2g} to {last:.2g} while outputs became alike"
-    )
+    last, fell = loss.recent[-1], f"the loss fell from {loss.start:.2g} to {loss.recent[-1]:.2g} while outputs became alike"
+    found.add(0 <= last < 0.05 * loss.start, STRONG, fell)
     to = "one with negatives, a variance term, or a stop-gradient and a predictor"
     remedy = replace("the loss between outputs", to, "outputs that differ from sample to sample")
     return "The loss is smallest where all outputs are the same, and nothing in it keeps samples from one another.", [remedy]
@@ -170,10 +168,8 @@ def nothing_repels(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 @possible_cause("check that each target belongs to its input, and what the model is given")
 def unrelated_targets(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The targets do not follow from what the model is given."""
-    learning = facts.flow.learning
-    over = math.nan if learning is None or learning.over_constant is None else learning.over_constant
+    over, (first, alike) = facts.flow.over_constant, _first_layer(facts)
     ratio = max((facts.usual_ratio(name) for name in facts.optimizers), default=math.nan)
-    first, alike = _first_layer(facts)
     found.add(0.97 < over < 1.15, SOME, f"the loss is {over:.3g} of that of the best constant answer")
     found.add(3e-4 < ratio < 0.1, SOME, f"steps are of a usual size: {ratio:.2g} of a weight")
     found.add(alert.severity == "info", EXCLUDES, "it may begin to learn")

@@ -17,11 +17,11 @@ from lightning_hooks.declare.host import TrainingSetup
 from lightning_hooks.declare.kinds import kind_of
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
+from lightning_hooks.diagnostics.loss.report import NO_LOSS
 from lightning_hooks.diagnostics.nonfinite.bad_step import BadStep
 from lightning_hooks.diagnostics.nonfinite.operations import overflows
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats, ScheduleStats
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport, weight_ratios
-from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,6 @@ class Rate:
     def of(self, setting: str) -> str:
         """What a remedy calls another setting of the group."""
         return self.target.removesuffix("lr") + setting
-
-
-def _median_ratio(flow: GradientFlowReport, optimizer: str) -> float:
-    ratios = weight_ratios(flow).items()
-    known = [ratio for name, ratio in ratios if optimizer in flow.setups[name].optimizers and math.isfinite(ratio)]
-    return statistics.median(known) if known else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +162,8 @@ class Facts:
     @property
     def first_loss(self) -> float:
         """The first loss that is known of this training; NaN where none is."""
-        loss = self.flow.first.loss
-        return math.nan if loss is None else loss.recent[0] if loss.recent else loss.start
+        loss = self.flow.first.loss or NO_LOSS
+        return loss.recent[0] if loss.recent else loss.start
 
     @property
     def magnified(self) -> str:
@@ -197,31 +191,31 @@ class Facts:
 
     def rate_at(self, site: str) -> Rate | None:
         """The group that an alert is about: of its optimizer, of the optimizer that holds its parameters, else the fastest."""
-        rates, setups = self.rates(), self._setups_at(site).values()
+        rates, module = self.rates(), self.module_of(site)
+        inside = (name for name in self.flow.setups if name == site or (module and name.startswith(f"{module}.")))
+        setups = [self.flow.setups[name] for name in inside]
         names = {name for setup in setups for name in setup.optimizers} | {site}
         rate_here = max((setup.lr or 0.0 for setup in setups), default=None)
         held = [rate for rate in rates if rate.optimizer in names] or rates
         exact = [rate for rate in held if rate.settings.lr == rate_here]
         return max(exact or held, key=lambda rate: rate.lr, default=None)
 
-    def _setups_at(self, site: str) -> Mapping[str, ParameterSetup]:
-        module = self.module_of(site)
-        return {
-            name: setup for name, setup in self.flow.setups.items() if name == site or (module and name.startswith(f"{module}."))
-        }
-
-    def usual_ratio(self, optimizer: str) -> float:
-        """The median of the measured update ratios of an optimizer's weights."""
-        return _median_ratio(self.flow, optimizer)
+    def usual_ratio(self, optimizer: str, window: GradientFlowReport | None = None) -> float:
+        """The median of the measured update ratios of an optimizer's weights, in this window or another one."""
+        flow = self.flow if window is None else window
+        ratios = ((ratio, flow.setups[name].optimizers) for name, ratio in weight_ratios(flow).items())
+        known = [ratio for ratio, optimizers in ratios if optimizer in optimizers and math.isfinite(ratio)]
+        return statistics.median(known) if known else math.nan
 
     def largest_ratio(self, optimizer: str) -> float:
         """That of the window in which it was largest: weights that no gradient reaches any more say nothing of what ruined them."""
-        return max((ratio for flow in self.flow.windows if (ratio := _median_ratio(flow, optimizer)) >= 0), default=math.nan)
+        ratios = [self.usual_ratio(optimizer, window) for window in self.flow.windows]
+        return max((ratio for ratio in ratios if ratio >= 0), default=math.nan)
 
     @property
     def step_ratio(self) -> float:
         """What a step gains of what its gradient predicts."""
-        known = None if self.flow.learning is None else self.flow.learning.step_ratio
+        known = self.flow.learned.step_ratio
         return math.nan if known is None else known
 
     @property

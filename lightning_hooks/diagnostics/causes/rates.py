@@ -22,6 +22,7 @@ from lightning_hooks.declare.cause import (
 )
 from lightning_hooks.diagnostics.causes.facts import Facts, Rate
 from lightning_hooks.diagnostics.causes.remedies import SOON, rounded
+from lightning_hooks.diagnostics.loss.report import NO_LOSS
 from lightning_hooks.diagnostics.reports import is_scale_free
 from lightning_hooks.diagnostics.setup.parameters import L2
 
@@ -38,11 +39,9 @@ _USUAL = {
     "SGD": Range(1e-4, 0.1, 1.0), "ASGD": Range(1e-4, 0.01, 1.0), "Adadelta": Range(0.05, 1.0, 2.0), "Rprop": Range(1e-4, 0.01, 1),
     "Adagrad": Range(1e-4, 0.01, 0.1), "Lion": Range(1e-6, 1e-4, 1e-3), "Muon": Range(1e-4, 0.02, 0.1), "LBFGS": Range(0.01, 1, 1),
 }  # fmt: skip
-_ADAM = Range(1e-5, 3e-3, 1e-2)
-"""Of Adam and of what else divides by the size of the gradient."""
+_ADAM = Range(1e-5, 3e-3, 1e-2)  # of Adam and of what else divides by the size of the gradient
 _UNKNOWN = Range(math.nan, math.nan, math.nan)
-USUAL_UPDATE = 3e-3
-"""A usual share of a weight that a step changes."""
+USUAL_UPDATE = 3e-3  # a usual share of a weight that a step changes
 
 
 def usual(rate: Rate) -> Range:
@@ -86,22 +85,22 @@ def rate_too_high(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     found.add(ratio < 2 * USUAL_UPDATE and not related, AGAINST, f"{size}, which is usual")
     found.add(gains < 0.1, SOME, gained)
     found.add(gains > 0.5, AGAINST, gained)
-    lost = facts.flow.loss is not None and facts.flow.loss.nonfinite_steps > 0
-    found.add(rate.lr > 1.5 * began, SOME, f"it began with {began:.2g} and was raised to {rate.lr:.2g}")
+    raised = rate.lr > 1.5 * began
+    found.add(raised, SOME, f"it began with {began:.2g} and was raised to {rate.lr:.2g}")
     found.add(bool(related), SLIGHT, f"{' and '.join(related)} {'is' if len(related) == 1 else 'are'} raised too")
     found.add(over <= 0.3 and bool(facts.magnified), AGAINST, facts.magnified)
     found.add(facts.overflows, SLIGHT, "numbers grew from step to step until they overflowed")
-    found.add(alert.severity == "info" and not lost, EXCLUDES, "nothing shows that it does harm")
+    harmless = alert.severity == "info" and not (facts.flow.loss or NO_LOSS).nonfinite_steps
+    found.add(harmless, EXCLUDES, "nothing shows that it does harm")
     to, effect = lower_rate(rate, facts), f"update ratios near {USUAL_UPDATE:g}, and a loss that falls"
     remedies = [set_to(rate, "lr", rate.lr, to, effect), set_to(rate, "lr", rate.lr, rounded(to / 10), effect)]
-    if rate.lr > 1.5 * began:
+    if raised:
         raises = Remedy("remove", f"what raises {rate.target}", None, None, "no scheduler is configured", effect, SOON)
         remedies.insert(0, _without_schedule(facts) if facts.schedules else raises)
     return f"The learning rate is {rate.lr:.3g}{f'; {range_}' * (over > 1)}{f'; {size}' * (ratio > 0.02)}.", remedies
 
 
-FASTER = 20
-"""How many times the rate of the others is unusual for a group: ten times theirs is usual for a new head."""
+FASTER = 20  # how many times the rate of the others is unusual for a group: ten times theirs is usual for a new head
 
 
 def too_fast_group(facts: Facts) -> tuple[Rate, float] | None:
@@ -145,8 +144,7 @@ def rate_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if rate is None or not rate.lr > 0:
         return None
     ratio, known, gains = facts.usual_ratio(rate.optimizer), usual(rate), facts.step_ratio
-    size, learning = f"a step changes a weight by {ratio:.2g} of its size", facts.flow.learning
-    over = math.nan if learning is None or learning.over_constant is None else learning.over_constant
+    size, over = f"a step changes a weight by {ratio:.2g} of its size", facts.flow.over_constant
     found.add(ratio < 1e-4, SOME, f"{size}; {USUAL_UPDATE:g} is usual")
     found.add(ratio < 1e-4 and over > 0.97, SLIGHT, f"the loss is still {over:.3g} of that of the best constant answer")
     found.add(rate.lr < known.low, SOME, f"{rate.kind}'s usual range is {known.low:g} to {known.high:g}")
@@ -197,12 +195,8 @@ def wrong_schedule(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         code = '{"scheduler": scheduler, "interval": "step"}'
         remedies.append(Remedy("set", "scheduler.interval", "epoch", "step", "", effect, SOON, code))
     elif schedule.length and planned and not schedule.by_epoch and schedule.length < planned:
-        name = schedule.argument
-        found.add(
-            True,
-            STRONG if planned >= 2 * schedule.length else SLIGHT,
-            f"its {name} is {schedule.length}, and {planned} steps are planned",
-        )
+        name, strength = schedule.argument, STRONG if planned >= 2 * schedule.length else SLIGHT
+        found.add(True, strength, f"its {name} is {schedule.length}, and {planned} steps are planned")
         code = f"{schedule.name}(optimizer, {name}={planned})"
         remedies.append(Remedy("set", f"scheduler.{name}", schedule.length, planned, "", effect, SOON, code))
     elif not schedule.by_epoch and low > 0:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from lightning_hooks.declare.cause import Remedy
 
-SOON = 50
-"""Optimizer steps after which a cure of the step size shows."""
+SOON = 50  # optimizer steps after which a cure of the step size shows
 
 
 def replace(target: str, to: str, effect: str = "", code: str = "", steps: int = SOON) -> Remedy:

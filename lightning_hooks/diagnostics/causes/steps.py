@@ -27,6 +27,7 @@ from lightning_hooks.diagnostics.causes.rates import (
     wrong_schedule,
 )
 from lightning_hooks.diagnostics.causes.remedies import SOON, replace, rounded
+from lightning_hooks.diagnostics.loss.report import NO_LOSS
 from lightning_hooks.diagnostics.reports import is_scale_free
 
 # Clipping.
@@ -73,14 +74,13 @@ def _scale_loss(to: float, code: str) -> list[Remedy]:
 @possible_cause("multiply the loss by one over the batch size")
 def loss_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss is a sum over the batch, not a mean."""
-    loss, learning, outputs = facts.flow.loss, facts.flow.learning, facts.features.outputs.values()
+    loss, outputs = facts.flow.loss or NO_LOSS, facts.features.outputs.values()
     classes = max((stats.classes for stats in outputs), default=0)
     rows = max((stats.rows / stats.calls for stats in outputs if stats.calls), default=0.0)
-    size = (None if learning is None else learning.batch_size) or rows
-    if loss is None or size < 4 or classes < 2:
+    size = facts.flow.learned.batch_size or rows
+    if size < 4 or classes < 2:
         return None
-    first = loss.recent[0] if facts.flow.epoch == 0 and loss.recent else loss.start
-    guess = math.log(classes)
+    first, guess = loss.recent[0] if facts.flow.epoch == 0 and loss.recent else loss.start, math.log(classes)
     times = f"{first / guess:.3g} times that of guessing"
     found.add(0.6 < first / guess / size < 1.7, STRONG, f"it starts at {first:.3g}, {times}")
     text = f"The loss starts at {first:.3g}, {times} ({guess:.2g}), with a batch of {size:.0f}: it is summed over the batch."
@@ -90,16 +90,13 @@ def loss_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 @possible_cause("multiply the loss by one over the factor")
 def loss_multiplied(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss is a large multiple of the cross entropy that it is made of."""
-    loss, outputs = facts.flow.first.loss, facts.features.first.outputs
-    losses = [stats.first_loss for stats in outputs.values() if stats.first_loss > 0]
-    rate = facts.rate_at(alert.site)
-    if loss is None or not loss.recent or len(losses) != 1 or rate is None or is_scale_free(rate.optimizer):
+    known, outputs, rate = (facts.flow.first.loss or NO_LOSS).recent, facts.features.first.outputs, facts.rate_at(alert.site)
+    losses = [stats.first_loss for stats in outputs.values() if 0 < stats.first_loss < math.inf]
+    if not known or not 0 < known[0] < math.inf or len(losses) != 1 or rate is None or is_scale_free(rate.optimizer):
         return None
     (site,), (measured,) = outputs, losses
-    factor, summed = loss.recent[0] / measured, loss_summed.judge(alert, facts)
-    if not 0 < factor < math.inf:
-        return None
-    found.add(factor > 10, STRONG, f"the first loss is {loss.recent[0]:.3g}, and {site} of that batch is {measured:.3g}")
+    factor, summed = known[0] / measured, loss_summed.judge(alert, facts)
+    found.add(factor > 10, STRONG, f"the first loss is {known[0]:.3g}, and {site} of that batch is {measured:.3g}")
     found.add(summed is not None, EXCLUDES, "it is as large as a sum over the batch")
     to = float(f"{1 / factor:.2g}")
     return f"The loss is {factor:.3g} times {site}, and so is each gradient.", _scale_loss(to, f"loss * {to:g}")
@@ -112,7 +109,7 @@ def accumulation_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     batches = round(facts.flow.batches / steps) if steps else 0
     if facts.setup.automatic_optimization or batches < 2 or len(facts.flow.optimizers) != 1:
         return None
-    ratio = facts.usual_ratio(*facts.flow.optimizers)
+    ratio = facts.usual_ratio(next(iter(facts.flow.optimizers)))
     found.add(ratio > 0.02, STRONG, f"a step changes a weight by {ratio:.2g} of its size")
     text = f"{batches} batches make a step under manual optimisation, and steps are as large as if their gradients were summed."
     return text, _scale_loss(float(f"{1 / batches:.2g}"), f"self.manual_backward(loss / {batches})")
@@ -122,8 +119,6 @@ def accumulation_summed(_: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
 def loss_divided(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss or its gradient is divided too often."""
     norm = facts.usual_norm
-    if not norm > 0:
-        return None
     found.add(norm < 1e-5, STRONG, "Adam's eps is 1e-8 for each element")
     return f"The usual norm of the gradients is {norm:.2g}.", _scale_loss(rounded(1 / norm), f"loss * {1 / norm:.0e}")
 
@@ -134,21 +129,21 @@ def loss_divided(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 @possible_cause("set optimizer.maximize to False", "turn the sign of the loss, or of the term, round")
 def wrong_sign(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss, or a term of it, is made larger."""
-    loss, sign, effect = facts.flow.loss, facts.flow.loss_sign, "a loss that falls"
+    loss, sign, effect = facts.flow.loss or NO_LOSS, facts.flow.loss_sign, "a loss that falls"
     ways = {group.maximize for stats in facts.optimizers.values() for group in stats.groups}  # of both in a min-max problem
-    if loss is not None and loss.optimized and sign and ways == {sign > 0}:
+    if loss.optimized and sign and ways == {sign > 0}:
         rate = facts.rates()[0]
         what = f"{rate.of('maximize')} is True" if sign > 0 else "there is a minus before it"
         found.add(True, PROOF, "the loss is a distance of outputs from targets: it has a smallest value, and no largest one")
         minus = Remedy("remove", "the minus before the loss", effect=effect, steps=SOON)
         remedy = set_to(rate, "maximize", "True", "False", effect) if sign > 0 else minus
         return f"The loss is made as large as possible: {what}.", [remedy]
-    known = [*facts.features.outputs, *facts.features.targets]
-    recent = [] if loss is None else [value for value in loss.recent if value == value]
+    known, recent = [*facts.features.outputs, *facts.features.targets], [value for value in loss.recent if value == value]
     if not known or len(recent) < 4:
         return None
-    found.add(max(recent[-4:]) < 0, STRONG, f"the loss is {recent[-1]:.3g}, and {known[0]}, which is part of it, is never below 0")
-    found.add(max(recent[-4:]) < 0 and recent[-1] < recent[0], SLIGHT, "and it falls")
+    negative = max(recent[-4:]) < 0
+    found.add(negative, STRONG, f"the loss is {recent[-1]:.3g}, and {known[0]}, which is part of it, is never below 0")
+    found.add(negative and recent[-1] < recent[0], SLIGHT, "and it falls")
     term = f"the sign of what is added to {known[0]}"
     remedy = replace(term, "its opposite", "a loss above 0", "loss = loss + weight * penalty")
     return f"A term that is added to {known[0]} makes the loss negative: it grows without a bound.", [remedy]
@@ -158,7 +153,5 @@ STEP_SIZE = (
     wrong_sign, rate_too_high, group_too_fast, wrong_schedule, unusual_setting, loss_summed, loss_multiplied, accumulation_summed,
 )  # fmt: skip
 """What makes steps too large."""
-LARGE_STEP = (*STEP_SIZE, unclipped)
-"""What makes a single one of them too large."""
-SMALL_STEPS = (wrong_schedule, unusual_setting, clip_too_low, rate_too_low)
-"""What makes steps too small."""
+LARGE_STEP = (*STEP_SIZE, unclipped)  # what makes a single one of them too large
+SMALL_STEPS = (wrong_schedule, unusual_setting, clip_too_low, rate_too_low)  # what makes steps too small

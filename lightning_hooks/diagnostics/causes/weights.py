@@ -22,15 +22,13 @@ _OF_LARGE = ("dead", "exploding", "saturated", "attention_logits", "attention_co
 @possible_cause("fill the bias with 0")
 def offset_bias(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A bias holds the units below zero, or one of them far above the others."""
-    near = facts.before(alert.site, 99 if alert.kind == "saturated" else 3)
+    near, shut = facts.before(alert.site, 99 if alert.kind == "saturated" else 3), alert.kind in _SHUT
     biases = [(m, name, facts.start[name]) for m in near for name in facts.parameters_of(m) if name.endswith("bias")]
-    known = [(m, name, bias) for m, name, bias in biases if bias.elements > 1 and not bias.nonfinite]
-    if alert.kind in _SHUT:
-        known = [entry for entry in known if entry[2].high < 0]
+    known = [one for one in biases if one[2].elements > 1 and not one[2].nonfinite and (one[2].high < 0 or not shut)]
     if not known:
         return None
-    module, name, bias = known[0] if alert.kind in _SHUT else max(known, key=lambda entry: entry[2].size)
-    if alert.kind in _SHUT:
+    module, name, bias = known[0] if shut else max(known, key=lambda one: one[2].size)
+    if shut:
         found.add(True, SOME if bias.constant else SLIGHT, f"all its numbers are {'one, ' * bias.constant}below 0")
         largest = facts.features.sites[module].max if module in facts.features.sites else math.nan
         shown = f"the largest output of {module} is {largest:.3g}, without it {largest - bias.mean:.3g}"
@@ -39,10 +37,8 @@ def offset_bias(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         one = bias.constant and bias.size >= 5 and alert.kind == "saturated"
         found.add(one or (bias.size >= 2 and bias.high - bias.low > 2), STRONG, f"it is as large as {bias.size:.3g}")
     found.add(bool(found.pros), SLIGHT, "it has been so since the start")
-    now = facts.now.get(name, bias)
-    found.add(
-        abs(now.mean - bias.mean) > 3 * max(bias.size, 0.1), EXCLUDES, f"its mean was {bias.mean:.2g} and is {now.mean:.2g} now"
-    )
+    now = facts.now.get(name, bias).mean
+    found.add(abs(now - bias.mean) > 3 * max(bias.size, 0.1), EXCLUDES, f"its mean was {bias.mean:.2g} and is {now:.2g} now")
     units = "channels" if facts.modules.get(module, "").startswith(("Conv", "BatchNorm")) else "units"
     values = f"{bias.mean:.4g} in all" if bias.constant else f"{bias.low:.3g} to {bias.high:.3g} in"
     alike = _alike(facts, name, bias, [other for other in facts.start if other.endswith("bias")])
@@ -89,12 +85,10 @@ def large_start(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         return None
     able = {*facts.concerns(alert, (name.rpartition(".")[0] for name in sizes))}
     name = max((name for name in sizes if name.rpartition(".")[0] in able), key=sizes.__getitem__, default="")
-    if not name:
+    size, times = sizes.get(name, 0.0), sizes.get(name, 0.0) / statistics.median(sizes.values())
+    if not (size > 8 and times > 10):
         return None
-    size, middle, tensor = sizes[name], statistics.median(sizes.values()), facts.start[name]
-    if not (size > 8 and size > 10 * middle):
-        return None
-    times = size / middle
+    tensor = facts.start[name]
     found.add(True, STRONG if times > 30 else SOME, f"that is {times:.3g} times the median of the others")
     if tensor.elements == 1:
         to = float(f"{math.log(size):.3g}")
@@ -158,24 +152,20 @@ def initial_scale(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     away = {site: abs(math.log10(gain / middle)) for site, gain in gains.items()}
     able = [site for site in facts.concerns(alert, gains) if gains[site] > middle or alert.kind not in _OF_LARGE]
     site = max(able, key=away.__getitem__, default="")
-    if not site:
-        return None
     site = here if here in able and away[here] > 0.7 * away[site] else site
-    factor, block = gains[site] / middle, here.rpartition(".")[0]
-    if away[site] < 0.5:
+    if away.get(site, 0.0) < 0.5:
         return None
+    factor, block, least = gains[site] / middle, here.rpartition(".")[0], 0.7 * away[site]
     found.add(True, STRONG if away[site] > 1.2 else SOME, f"that is {factor:.3g} times the gain that is usual here")
-    close = site in (here, *facts.before(alert.site)) or (block and site.startswith(f"{block}."))
-    found.add(bool(close), SOME, "it is at this site, or just before it")
-    least = 0.7 * away[site]
+    close = site in (here, *facts.before(alert.site)) or bool(block and site.startswith(f"{block}."))
+    found.add(close, SOME, "it is at this site, or just before it")
     alike = [site, *(other for other in gains if other != site and away[other] > least and (gains[other] > middle) == (factor > 1))]
     names = [next((n for n in facts.start if n.startswith(f"{one}.") and n.endswith("weight")), f"{one}.weight") for one in alike]
     found.add(len(names) > 2, SLIGHT, f"{len(names)} layers start so")
     to = float(f"{1 / factor:.2g}")
     size = f"{factor:.3g} times as large as is usual in this model (gain {gains[site]:.3g}, usual {middle:.3g})"
-    remedy = Remedy(
-        "scale", names[0], None, to, "", "a gain like that of the others", SOON, f"{in_code(names[0])}.data.mul_({to:g})"
-    )
+    code = f"{in_code(names[0])}.data.mul_({to:g})"
+    remedy = Remedy("scale", names[0], None, to, "", "a gain like that of the others", SOON, code)
     if len(names) > 1:
         code = f"nn.init.kaiming_normal_({in_code(names[0])}).mul_({middle / math.sqrt(2):.2g}), and so on"
         remedy = Remedy("initialise", ", ".join(names), gains[site], middle, "", "gains that are usual", SOON, code)
@@ -210,9 +200,8 @@ def squashing_chain(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if len(names) < 3:
         return None
     kind = facts.modules[names[0]]
-    found.add(
-        True, STRONG if len(names) > 3 else SOME, f"each lets at most {0.25 if 'igmoid' in kind else 1:g} of the gradient through"
-    )
+    most = 0.25 if "igmoid" in kind else 1
+    found.add(True, STRONG if len(names) > 3 else SOME, f"each lets at most {most:g} of the gradient through")
     code = "nn.ReLU(), and nn.init.kaiming_normal_ for weights"
     remedy = replace(f"nn.{kind}", "nn.ReLU and He initialisation", "gradients of one size", code)
     return f"The gradient passes {len(names)} {kind} modules ({names[0]} to {names[-1]}).", [remedy]
@@ -256,12 +245,11 @@ def module_setting(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
 @possible_cause("use larger batches", "use a group norm in its place")
 def small_batches(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A batch norm has very few values."""
-    values, learning = facts.flow.model_setup.values_per_channel.get(alert.site), facts.flow.learning
-    kind = facts.modules.get(alert.site, "")
+    values, kind = facts.flow.model_setup.values_per_channel.get(alert.site), facts.modules.get(alert.site, "")
     if values is None or not kind.startswith("BatchNorm"):
         return None
     found.add(True, PROOF, f"it has {values:.3g} values per channel and batch")
-    effect, size = "the same statistics in training and validation", None if learning is None else learning.batch_size
+    effect, size = "the same statistics in training and validation", facts.flow.learned.batch_size
     remedies = [replace(f"nn.{kind}", "nn.GroupNorm", effect, "nn.GroupNorm(1, channels)")]
     if size:
         to = math.ceil(size * _FEW / values)
@@ -270,8 +258,7 @@ def small_batches(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     return f"The statistics of {alert.site} come from {values:.3g} values of a batch.", remedies
 
 
-_FEW = 16
-"""Values of a batch from which the statistics of a channel are as good as usual."""
+_FEW = 16  # values of a batch from which the statistics of a channel are as good as usual
 
 
 @possible_cause("initialise the parameter, or load it again")
@@ -284,5 +271,4 @@ def nonfinite_weights(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     more = f" (and {len(bad) - 1} more parameters)" * (len(bad) > 1)
     found.add(True, PROOF, "it was so before the first step")
     text = f"{name}{more} held {tensor.nonfinite} of {tensor.elements} numbers that are NaN or infinite when training started"
-    remedy = Remedy("initialise", name, None, None, "", "a finite loss", 1, f"{in_code(name)}.data.nan_to_num_(0.0)")
-    return f"{text}.", [remedy]
+    return f"{text}.", [Remedy("initialise", name, None, None, "", "a finite loss", 1, f"{in_code(name)}.data.nan_to_num_(0.0)")]

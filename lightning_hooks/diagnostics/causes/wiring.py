@@ -7,10 +7,12 @@ import statistics
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.cause import EXCLUDES, PROOF, SLIGHT, SOME, STRONG, CauseEvidence, Judgement, Remedy, possible_cause
+from lightning_hooks.declare.rule import subject
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import usual
 from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace
 from lightning_hooks.diagnostics.reports import unused_tensors
+from lightning_hooks.trackers import some
 
 
 @possible_cause("add them to the optimizer", "create the optimizer after the layers")
@@ -27,13 +29,12 @@ def in_no_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     listed = parts[0][1:] if len(parts) == 1 and parts[0].startswith("*") else f"[{', '.join(parts)}]"
     code = f"optimizer.add_param_group({{'params': {listed}}})"
     target = ", ".join(left if len(left) < 3 else modules[:20])
-    shown = ", ".join(left[:2]) + f" and {len(left) - 2} more" * (len(left) > 2)
     remedies = [Remedy("add", target, None, "optimizer", "", "weights that change", SOON, code)]
     if any(name not in facts.start for name in left):  # they came when training had been set up
         code = "self.trainer.strategy.setup_optimizers(self.trainer)"
         again = Remedy("call", "configure_optimizers after the layers are replaced", effect="weights that change", code=code)
         remedies.insert(0, again)
-    return f"{shown} {'is' if len(left) == 1 else 'are'} in no optimizer.", remedies
+    return f"{some(left, 2)} {'is' if len(left) == 1 else 'are'} in no optimizer.", remedies
 
 
 def _in_code(left: list[str], held: list[str]) -> list[str]:
@@ -81,9 +82,8 @@ def frozen_by_mistake(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     if not modules or (whole and not held):
         return None
     code = f"{in_code(modules[0])}.requires_grad_(True)"
-    shown = ", ".join(modules[:3]) + f" and {len(modules) - 3} more" * (len(modules) > 3)
     remedy = Remedy("call", f"requires_grad_(True) on {', '.join(modules)}", effect="weights that change", steps=SOON, code=code)
-    return f"{shown} {'is' if len(modules) == 1 else 'are'} frozen.", [remedy]
+    return f"{subject(modules, 'is', 'are')} frozen.", [remedy]
 
 
 @possible_cause("set batch_first=True")
@@ -95,9 +95,9 @@ def wrong_axis(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         return None
     found.add(True, STRONG, f"batch_first is False, and samples are along the first dimension of the output of {swapped[0]}")
     target = ", ".join(f"{name}.batch_first" for name in swapped)
-    more = f" and {len(swapped) - 1} more" * (len(swapped) > 1)
     remedy = Remedy("set", target, to=True, effect="a loss that falls", steps=SOON, code="batch_first=True")
-    return f"{swapped[0]}{more} is given batches with the samples first, and takes these for the places of a sequence.", [remedy]
+    given = f"{some(swapped, 1)} is given batches with the samples first"
+    return f"{given}, and takes these for the places of a sequence.", [remedy]
 
 
 @possible_cause("add positions along the second dimension")
@@ -200,8 +200,7 @@ def cut_path(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     found.add(True, STRONG, alert.message)
     if module in facts.features.silent:
         found.add(True, SLIGHT, f"{module} was not called in any sampled batch")
-        call = Remedy("call", f"{module} in forward", effect="a gradient", steps=SOON)
-        return f"{module} is never called.", [call]
+        return f"{module} is never called.", [Remedy("call", f"{module} in forward", effect="a gradient", steps=SOON)]
     learns = {name.rpartition(".")[0] for name, stats in facts.flow.parameters.items() if stats.steps}
     after = next((name for name in order[order.index(module) + 1 :] if name in learns), "") if module in order else ""
     found.add(bool(after), SLIGHT, f"{after} is called after it, and has a gradient")

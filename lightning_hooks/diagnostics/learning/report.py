@@ -51,7 +51,7 @@ class LearningReport:
         steps: Measured optimizer steps.
         predicted_gain: The fall of the loss that a measured step is predicted to bring, to first order: minus the dot product of
             the gradient, before it is clipped, and the update, with weight decay. Mean over steps and ranks.
-        predicted_gain_error: Its standard error, at most.
+
         coherence: Mean cosine of the gradients of successive measured steps over all parameters, in [-1, 1].
         noise_scale: The gradient noise scale (McCandlish et al., 2018) in samples: the batch size at which noise and signal of a
             gradient are equally large. Smaller batches learn more from each sample, larger ones need fewer steps.
@@ -75,7 +75,7 @@ class LearningReport:
 
     steps: int = 0
     predicted_gain: float | None = None
-    predicted_gain_error: float | None = None
+
     coherence: float | None = None
     noise_scale: float | None = None
     batch_size: float | None = None
@@ -105,12 +105,11 @@ def learning_scalars(report: LearningReport | None, known: set[str]) -> dict[str
     if report is None:
         return {}
     found: dict[str, float | None] = {f"learning/{stat}": getattr(report, stat) for stat in LEARNING_STATS}
-    known.update(tag for tag, value in found.items() if value is not None)
     of_parameters = {
         f"learning/{name}/{stat}": getattr(stats, stat) for name, stats in report.parameters.items() for stat in PARAMETER_STATS
     }
-    known.update(of_parameters)
-    found.update(of_parameters)
+    known.update((tag for tag, value in found.items() if value is not None), of_parameters)
+    found |= of_parameters
     return {tag: math.nan if (value := found.get(tag)) is None else value for tag in sorted(known)}
 
 
@@ -145,13 +144,12 @@ def learning_report(
     return LearningReport(
         steps=steps,
         predicted_gain=gain / steps if known else None,
-        predicted_gain_error=error / steps if known else None,
         coherence=total[column.COSINE] / total[column.PAIRS] if total[column.PAIRS] else None,
         noise_scale=noise,
         batch_size=batch_size,
         suggested_batch_size=None if noise is None else max(1, 2 ** round(math.log2(max(noise, 1.0)))),
         parameters=parameters,
-        modules=_of_modules(parameters),
+        modules=_of_modules({name: stats.share for name, stats in parameters.items() if stats.share is not None}),
         why_not=reasons,
     )
 
@@ -171,14 +169,14 @@ def _noise_scale(total: Sequence[float], batch_size: float | None, reasons: dict
     return None
 
 
-def _of_modules(parameters: Mapping[str, ParameterLearning]) -> dict[str, float]:
-    """The shares of parameters, summed over each module that holds them."""
+def _of_modules(shares: Mapping[str, float]) -> dict[str, float]:
+    """The shares of parameters, summed over each module that holds them, the outermost first."""
     found: dict[str, float] = {}
-    for name, stats in parameters.items():
-        parts = name.split(".")[:-1]
-        for end in range(1, len(parts) + 1) if stats.share is not None else ():
+    for name, share in shares.items():
+        parts = name.split(".")
+        for end in range(1, len(parts)):
             module = ".".join(parts[:end])
-            found[module] = found.get(module, 0.0) + (stats.share or 0.0)
+            found[module] = found.get(module, 0.0) + share
     return found
 
 
@@ -198,7 +196,7 @@ class LearningWatch:
         self._context, self._host, self._embeddings = context, context.host, tables
         self._on = context.learning is not False
         device = context.host.setup.device
-        self._table = LearningTable(len(context.steps.names) if self._on else 0, device)
+        self._table = LearningTable(1 + (len(context.steps.names) if self._on else 0), device)
         self._constant = ConstantTable(device)
         self._sizes = [0.0, 0.0, 0.0]  # batches whose size is known, their samples, optimizers that stepped besides the first
         self._places: dict[int, Tensor] = {}  # of the elements of a parameter, by how many there are
@@ -231,8 +229,8 @@ class LearningWatch:
         self._sizes[1] += size * self._host.loss_scaling.accumulation
 
     def _gradients(self, step: Step, sampled: bool = True) -> None:
-        measuring = self._context.measure.measuring
-        if self._on and ((sampled and self.detailed) or measuring) and step.indices and step.shards is None:
+        measured = (sampled and self.detailed) or self._context.measure.measuring
+        if self._on and measured and step.indices and step.shards is None:
             self.under_way[step.optimizer] = GradientSample(step, self._embeddings, self._places)
 
     def _measured(self, measured: MeasuredLoss) -> None:

@@ -65,15 +65,21 @@ class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")
         limit = f"of that of the best constant answer (limit {self.over_constant:g})"
         begun = not _warms_up(report) and report.step >= self.begun * (report.planned_steps or 0)
         if still and self.over_constant < constant < 1 + self.still:
-            text = f"the loss is {constant:.3g} {limit} and stands still."
-            yield self.alert(report, SITE, constant, self.over_constant, graded(begun), text)
+            yield self.alert(
+                report, SITE, constant, self.over_constant, graded(begun),
+                f"the loss is {constant:.3g} {limit} and stands still.",
+            )  # fmt: skip
         elif steps >= max(self.long, self.stays * report.step) and self.over_constant < level < 1 + self.still:
-            text = f"the loss is {level:.3g} {limit}, and has been for {steps} of {report.step} steps."
-            yield self.alert(report, SITE, level, self.over_constant, graded(begun), text)
+            yield self.alert(
+                report, SITE, level, self.over_constant, graded(begun),
+                f"the loss is {level:.3g} {limit}, and has been for {steps} of {report.step} steps.",
+            )  # fmt: skip
         elif behind > self.behind and report.step >= planned / 2:
-            text = f"the loss is {behind:.3g} times that of the best constant answer (limit {self.behind:g}) after "
-            text += f"{report.step} of {report.planned_steps} steps."
-            yield self.alert(report, SITE, behind, self.behind, "warning", text)
+            yield self.alert(
+                report, SITE, behind, self.behind, "warning",
+                f"the loss is {behind:.3g} times that of the best constant answer (limit {self.behind:g}) after "
+                f"{report.step} of {report.planned_steps} steps.",
+            )  # fmt: skip
 
     def _gains_alone(self, report: GradientFlowReport) -> Alerts:
         """An info where steps lower the loss of their own batches, and that of new ones stands still from the start."""

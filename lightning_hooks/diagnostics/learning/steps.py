@@ -6,17 +6,18 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_hooks.declare.context import MeasuredLoss
+from lightning_hooks.declare.functional import CallTable
 from lightning_hooks.declare.functional_calls import FunctionalCall
 from lightning_hooks.hooks.functions import BINARY
 from lightning_hooks.hooks.tensors import addresses_of, number
-from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable
+from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns
 from lightning_hooks.statistics.reduction import added, latest
 from lightning_hooks.statistics.tables import HostNumbers
 
@@ -39,14 +40,15 @@ class ConstantColumn(Columns):
     OTHER = MAXIMUM  # 1 where another loss is called too
 
 
-class ConstantTable(RowTable):
-    """The losses of a window and what their targets say. No host sync."""
+class ConstantTable(CallTable):
+    """The losses of a window and what their targets say, all of them in one row. No host sync."""
 
     columns = ConstantColumn
+    functions: ClassVar[tuple[str, ...]] = SEEN
     more: int = MOST_CLASSES
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        super().__init__(1, device)
+        super().__init__(None, 1, device)
         self._site = ""
 
     def record(self, call: FunctionalCall) -> None:
@@ -54,29 +56,21 @@ class ConstantTable(RowTable):
         given, target, loss = call.arguments["input"], call.arguments["target"], call.output
         if 0 in addresses_of((given, target, loss), anywhere=True) or not target.numel():
             return
-        self._site = self._site or call.site.name
+        self._site, column, row = self._site or call.site.name, ConstantColumn, self.host_row(0)
+        row[column.KIND] = max(row[column.KIND], SEEN.index(call.function) + 1)
+        row[column.OTHER] = max(row[column.OTHER], call.site.name != self._site)
         found = None
         if not _weighted(call.arguments):
             ignored, mean = call.arguments.get("ignore_index", -100), loss.detach()
             mean = mean.mean() if mean.dim() else mean
             smoothing = call.arguments.get("label_smoothing") or 0.0
             found = self._found(call.function, given.detach(), target.detach(), mean, ignored, smoothing)
-        self._enter(SEEN.index(call.function) + 1, call.site.name != self._site, found)
-
-    def _enter(self, kind: int, other: bool, found: Tensor | None) -> None:
-        column, on_cpu = ConstantColumn, self.rows.is_cpu
-        row: Any = self.rows.numpy()[0] if on_cpu else self.rows[0]  # numpy takes a tenth of the time
         if found is None:
             row[column.UNDEFINED] += 1
+        elif self.rows.is_cpu:  # numpy takes a tenth of the time
+            self.rows.numpy()[0, : column.UNDEFINED] += found.to(self.rows).numpy()
         else:
-            found = found.to(self.rows)
-            row[: column.UNDEFINED] += found.numpy() if on_cpu else found
-        if on_cpu:
-            row[column.KIND], row[column.OTHER] = max(row[column.KIND], kind), max(row[column.OTHER], other)
-        else:
-            row[column.KIND].clamp_(min=kind)
-            if other:
-                row[column.OTHER].fill_(1)
+            self.rows[0, : column.UNDEFINED] += found.to(self.rows)
 
     def _found(self, function: str, given: Tensor, target: Tensor, loss: Tensor, ignored: int, smoothing: float) -> Tensor | None:
         if function in CLASSES:

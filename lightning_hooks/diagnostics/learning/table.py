@@ -38,9 +38,6 @@ class LearningTable(RowTable):
     columns = LearningColumn
     alike_on_ranks = True
 
-    def __init__(self, n_parameters: int, device: torch.device | str = "cpu") -> None:
-        super().__init__(n_parameters + 1, device)
-
     def add(self, places: Tensor, numbers: Tensor, valid: Tensor | None = None) -> None:
         """Record a step. No host sync.
 
@@ -110,6 +107,7 @@ class GradientSample:
             key += step.indices[place], numel
             self._parts.append((place, index, flat.numel(), numel))
         self._n_spread = len(taken)
+        self.key: Hashable = tuple(key)
         for place, entries in sparse:
             if weights[place].numel():
                 elements = _elements(entries.indices()[0], weights[place].numel() // len(weights[place]))
@@ -118,7 +116,6 @@ class GradientSample:
             taken.append(flat)
             self._parts.append((place, elements, flat.numel(), flat.numel()))
         self.places = fixed(tuple(step.indices))
-        self.key: Hashable = tuple(key)
         self._before, self._gradient = self._sampled(weights), joined(taken)
         if step.carries_scale and step.loss_scale is not None:
             self._gradient = self._gradient / step.loss_scale

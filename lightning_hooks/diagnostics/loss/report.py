@@ -138,7 +138,7 @@ class LossWindow:
     first_nonfinite: tuple[float, float]  # batch and step of the first loss that was not finite; infinite if there was none
     validations: list[tuple[float, int]]  # loss of each validation in the window, and how many of the values were before it
     earlier_validations: tuple[ValidationLoss, ...]  # those before the window
-    course: tuple[float, float]  # start and lowest before the window
+    course: tuple[float, ...]  # start and lowest before the window
     first: int  # the index in the epoch of the first of the values
 
 

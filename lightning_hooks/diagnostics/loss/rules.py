@@ -28,8 +28,7 @@ class LossNonfinite(Rule, kind="loss_nonfinite"):
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         loss = report.loss or NO_LOSS
-        again = any(map(math.isfinite, loss.recent[-1:]))
-        skipped = loss.scaled and (again or loss.nonfinite_steps <= loss.count)
+        skipped = loss.scaled and (any(map(math.isfinite, loss.recent[-1:])) or loss.nonfinite_steps <= loss.count)
         if loss.nonfinite_steps:
             yield self.alert(
                 report, SITE, loss.nonfinite_steps, 0.0, "info" if skipped else "critical",

@@ -16,18 +16,32 @@ from lightning_hooks.declare.step import loss_scale
 from lightning_hooks.diagnostics.loss.report import RECENT, VALIDATIONS, LossReport, LossWindow, ValidationLoss, loss_report
 from lightning_hooks.diagnostics.unusual import LargestLosses
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import Merging, Span, Spans, TableIndex, added, largest, paired, together
+from lightning_hooks.statistics.reduction import Span, Spans, by_columns, largest, paired
 
 PAGE = 64  # losses kept as they are before they enter the table: one operation a batch, and a few more every 64 batches
 SLOTS = 4096  # batches of a window whose loss is kept one by one; of those before them, the moments are
 MOST_VALIDATIONS = 16  # validations in a window whose loss is kept, the last ones
-N_MOMENTS = 4  # of the losses that have left their slot: number, sum, sum of squares, number not finite; each rank counts
-N_SUMS = N_MOMENTS + 2 * SLOTS + 2 * MOST_VALIDATIONS
-"""The first numbers of a packed table add up over ranks: moments, losses, their ranks, validations, their ranks."""
-N_BOUNDS = 4  # largest and -smallest that have left their slot; -batch and -step of the first that was not finite
-N_COUNTS = 7  # batches, index of the first in the epoch, validations, earlier losses, earlier validations; start and lowest so far
-N_KNOWN = N_COUNTS + MOST_VALIDATIONS + RECENT + 2 * VALIDATIONS  # what the host knows, the same on every rank
-N_LOSS_NUMBERS = N_SUMS + N_BOUNDS + N_KNOWN  # of a packed table; of all after the sums ranks take the largest
+_SHAPES = {
+    # Ranks add these.
+    "moments": (4,),  # of the losses that have left their slot: number, sum, sum of squares, number not finite; each rank counts
+    "losses": (2, SLOTS),  # losses, and the ranks that gave them
+    "validations": (2, MOST_VALIDATIONS),  # likewise, the last one at the end
+    # Of these ranks take the largest. The host knows all but the bounds, the same on every rank.
+    "bounds": (4,),  # largest and -smallest that have left their slot; -batch and -step of the first that was not finite
+    "counts": (6,),  # batches, index of the first in the epoch, earlier losses, earlier validations; start and lowest so far
+    "places": (MOST_VALIDATIONS,),  # batches of the window before each validation
+    "earlier": (RECENT,),
+    "pairs": (VALIDATIONS, 2),  # earlier validations, and the training loss before them
+}
+"""What a packed table holds, in order. What is not there is 0 where ranks add, and -inf where they take the largest."""
+_LENGTHS = [math.prod(shape) for shape in _SHAPES.values()]
+N_SUMS, N_RECORDED, N_LOSS_NUMBERS = sum(_LENGTHS[:3]), sum(_LENGTHS[:4]), sum(_LENGTHS)
+
+
+def _named(packed: Tensor) -> dict[str, Tensor]:
+    """The parts of a packed table; views."""
+    parts = torch.split(packed, _LENGTHS)
+    return {name: part.view(shape) for (name, shape), part in zip(_SHAPES.items(), parts, strict=True)}
 
 
 class LossTable:
@@ -42,8 +56,7 @@ class LossTable:
         largest: The batches with the largest losses.
     """
 
-    _sums: Tensor
-    _bounds: Tensor
+    _numbers: Tensor
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._dtype, self._device = row_dtype(torch.device(device)), device
@@ -88,26 +101,23 @@ class LossTable:
 
     def end_validation(self, loss: Tensor) -> None:
         """A validation ends, with this loss."""
-        value = loss.detach().to(self._device, self._dtype, non_blocking=True).mean()
-        latest = torch.stack((value, torch.ones_like(value)))[:, None]
-        kept = self._sums[-2 * MOST_VALIDATIONS :].view(2, MOST_VALIDATIONS)
-        kept.copy_(torch.cat((kept[:, 1:], latest), 1))
+        value = loss.detach().to(self._numbers, non_blocking=True).mean()
+        kept = _named(self._numbers)["validations"]
+        kept.copy_(torch.cat((kept[:, 1:], torch.stack((value, torch.ones_like(value)))[:, None]), 1))
         self._validated_at = [*self._validated_at, self._batches][-MOST_VALIDATIONS:]
 
     def close_page(self) -> None:
         """Take the losses that are kept as they are into the table."""
         if not self._page:
             return
-        losses = torch.stack([loss for loss, _ in self._page]).to(self._sums)
+        losses, table = torch.stack([loss for loss, _ in self._page]).to(self._numbers), _named(self._numbers)
         numbers = torch.tensor([places for _, places in self._page], dtype=losses.dtype).T.to(losses.device, non_blocking=True)
-        unknown = losses.new_full((1,), -math.inf)
-        self._bounds[2:] = torch.maximum(self._bounds[2:], torch.where(torch.isfinite(losses), unknown, -numbers[1:]).amax(1))
-        slots, kept = numbers[0].long() % SLOTS, _slots(self._sums)
+        first, unknown = table["bounds"][2:], losses.new_full((1,), -math.inf)
+        torch.maximum(first, torch.where(torch.isfinite(losses), unknown, -numbers[1:]).amax(1), out=first)
+        slots = numbers[0].long() % SLOTS
         if self._page[-1][1][0] >= SLOTS:
-            moments, bounds = left_out(kept[:, slots])
-            self._sums[:N_MOMENTS] += moments
-            self._bounds[:2] = torch.maximum(self._bounds[:2], bounds)
-        kept[:, slots] = torch.stack((losses, torch.ones_like(losses)))
+            _leave(table, table["losses"][:, slots])
+        table["losses"][:, slots] = torch.stack((losses, torch.ones_like(losses)))
         for _, (_, batch, step) in self._page:
             self.largest.batch_end(batch, step)
         self._page.clear()
@@ -120,17 +130,16 @@ class LossTable:
     def pack(self) -> Tensor:
         """The table, shape ``(n_loss_numbers,)``."""
         self.close_page()
-        sums, places = self._sums.clone(), self._validated_at
-        counts = self._batches, self._first, len(places), len(self._earlier), len(self._earlier_validations), *self._course
+        counts = self._batches, self._first, len(self._earlier), len(self._earlier_validations), *self._course
         pairs = [number for one in self._earlier_validations for number in (one.loss, one.training)]
-        known = (*counts, *_filled(places, MOST_VALIDATIONS), *_filled(self._earlier, RECENT), *_filled(pairs, 2 * VALIDATIONS))
-        host = torch.tensor(known, dtype=sums.dtype).to(sums.device, non_blocking=True)
-        return torch.cat((sums, self._bounds, host))
+        places = _filled(self._validated_at, MOST_VALIDATIONS)
+        known = (*counts, *places, *_filled(self._earlier, RECENT), *_filled(pairs, 2 * VALIDATIONS))
+        return torch.cat((self._numbers[:N_RECORDED], torch.tensor(known, dtype=self._dtype).to(self._device, non_blocking=True)))
 
     def unpack(self, packed: Tensor) -> None:
         """Load what :meth:`pack` or a merge gave into the table of a new run."""
-        self._sums, self._bounds, known = (part.clone() for part in _parts(packed.to(self._sums)))
-        self._batches, self._first = (int(count) for count in known[:2].tolist())
+        self._numbers = packed.to(self._numbers, copy=True)
+        self._batches, self._first = map(int, _named(packed)["counts"][:2].tolist())
 
     def state(self) -> dict[str, Any]:
         """Return what every rank of a resumed run needs next to the packed table, in plain types."""
@@ -156,8 +165,8 @@ class LossTable:
         if self._latest is not None:
             self._earlier, self._earlier_validations = self._latest.recent, self._latest.validations
             self._course = self._latest.start, self._latest.lowest
-        self._sums = torch.zeros(N_SUMS, device=self._device, dtype=self._dtype)
-        self._bounds = torch.full((N_BOUNDS,), -math.inf, device=self._device, dtype=self._dtype)
+        self._numbers = torch.zeros(N_LOSS_NUMBERS, device=self._device, dtype=self._dtype)
+        self._numbers[N_SUMS:] = -math.inf
         self._passes, self._page, self._validated_at = [], [], []
         self._batches = self._first = 0
 
@@ -166,97 +175,70 @@ def _filled(numbers: Sequence[float], length: int) -> list[float]:
     return [*[-math.inf] * (length - len(numbers)), *numbers]
 
 
-def left_out(slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Moments and bounds of losses that leave their slot.
+def _leave(table: Mapping[str, Tensor], slots: Tensor) -> None:
+    """Losses leave their slots: enter them in the moments and bounds of a table.
 
     Args:
-        slots: Their sums over ranks and the number of ranks, shape ``(2, k)``.
-
-    Returns:
-        Number, sum, sum of squares and number not finite; the largest and -smallest.
+        table: Its parts.
+        slots: Sums of the losses over ranks, and the number of ranks, shape ``(2, k)``.
     """
     losses, ranks = slots[0] / slots[1].clamp_min(1), slots[1]
     finite = torch.isfinite(losses) & (ranks > 0)
     value, weight, unknown = torch.where(finite, losses, 0), torch.where(finite, ranks, 0), losses.new_full((1,), -math.inf)
-    moments = torch.stack((weight, weight * value, weight * value * value, ranks - weight)).sum(1)
-    signed = torch.stack((losses, -losses))
-    return moments, torch.where(finite, signed, unknown).amax(1)
-
-
-def _merged_over_ranks(own: Tensor, among: TableIndex) -> Merging:
-    merged = yield from together([added(own[:N_SUMS], among), largest(own[N_SUMS:], among)])
-    return torch.cat(merged)
+    table["moments"].add_(torch.stack((weight, weight * value, weight * value * value, ranks - weight)).sum(1))
+    extremes = torch.where(finite, torch.stack((losses, -losses)), unknown).amax(1)
+    torch.maximum(table["bounds"][:2], extremes, out=table["bounds"][:2])
 
 
 def merge_windows(earlier: Tensor, later: Tensor) -> Tensor:
     """Merge the tables of two windows in a row, on the host."""
-    sums, bounds, known = (torch.stack(two) for two in zip(_parts(earlier), _parts(later), strict=True))
-    batches, more = int(known[0, 0]), int(known[1, 0])
-    losses = torch.cat((_in_order(sums[0], batches), _in_order(sums[1], more)), 1)
-    moments, extremes = left_out(losses[:, :-SLOTS]) if losses.shape[1] > SLOTS else (sums.new_zeros(N_MOMENTS), bounds[0, :2])
-    merged = sums.new_zeros(N_SUMS)
-    merged[:N_MOMENTS] = sums[:, :N_MOMENTS].sum(0) + moments
+    packed = earlier.clone()
+    one, other, merged = map(_named, (earlier, later, packed))
+    batches, more = (int(table["counts"][0]) for table in (one, other))
+    losses = torch.cat((_in_order(one), _in_order(other)), 1)
+    merged["counts"][0] = batches + more
+    merged["moments"].add_(other["moments"])
+    merged["bounds"].copy_(torch.maximum(one["bounds"], other["bounds"]))
+    if losses.shape[1] > SLOTS:
+        _leave(merged, losses[:, :-SLOTS])
     kept = losses[:, -SLOTS:]
-    slots = torch.arange(batches + more - kept.shape[1], batches + more) % SLOTS
-    _slots(merged)[:, slots] = kept
-    places, values = _validations(sums[0], known[0]), _validations(sums[1], known[1])
-    entries = [*places, *((place + batches, value, ranks) for place, value, ranks in values)][-MOST_VALIDATIONS:]
-    both = torch.tensor([[value, ranks] for _, value, ranks in entries], dtype=sums.dtype).view(-1, 2).T
-    merged[-2 * MOST_VALIDATIONS :].view(2, MOST_VALIDATIONS)[:, MOST_VALIDATIONS - len(entries) :] = both
-    top = torch.cat((torch.stack((*bounds[:, :2], extremes)).amax(0), bounds[:, 2:].amax(0)))
-    merged_known = known[0].clone()
-    merged_known[0], merged_known[2] = batches + more, len(entries)
-    merged_known[N_COUNTS : N_COUNTS + MOST_VALIDATIONS] = torch.tensor(
-        _filled([place for place, _, _ in entries], MOST_VALIDATIONS), dtype=sums.dtype
-    )
-    return torch.cat((merged, top, merged_known))
+    merged["losses"].zero_()[:, torch.arange(batches + more - kept.shape[1], batches + more) % SLOTS] = kept
+    places = torch.cat((one["places"], other["places"] + batches))
+    last = torch.argsort((places >= 0).int(), stable=True)[-MOST_VALIDATIONS:]
+    merged["places"].copy_(places[last])
+    merged["validations"].copy_(torch.cat((one["validations"], other["validations"]), 1)[:, last])
+    return packed
 
 
 def window_of(packed: Tensor) -> LossWindow:
     """What a packed table on the host holds."""
-    sums, bounds, known = _parts(packed.double())
-    batches, first, _, n_earlier, n_pairs = (int(count) for count in known[:5].tolist())
-    losses = _in_order(sums, batches)
-    _, _, earlier, pairs = torch.split(known, [N_COUNTS, MOST_VALIDATIONS, RECENT, 2 * VALIDATIONS])
+    table = _named(packed.double())
+    batches, first, n_earlier, n_pairs = map(int, table["counts"][:4].tolist())
+    losses = _in_order(table)
     before = batches - losses.shape[1]
-    ranks = losses[1].numpy()
-    values = np.where(ranks > 0, (losses[0] / losses[1].clamp_min(1)).numpy(), np.nan)
+    ranks, bounds = losses[1].numpy(), table["bounds"].tolist()
+    validations = torch.stack((table["places"], *table["validations"])).T.tolist()
     return LossWindow(
-        values=values,
+        values=np.where(ranks > 0, (losses[0] / losses[1].clamp_min(1)).numpy(), np.nan),
         weights=ranks,
-        earlier=earlier[RECENT - n_earlier :].numpy(),
-        left_out=(*sums[:N_MOMENTS].tolist(), bounds[0].item(), -bounds[1].item()),
-        first_nonfinite=(-bounds[2].item(), -bounds[3].item()),
-        validations=[(value / max(ranks, 1.0), max(int(place) - before, 0)) for place, value, ranks in _validations(sums, known)],
-        earlier_validations=tuple(ValidationLoss(*pair) for pair in pairs.view(-1, 2)[VALIDATIONS - n_pairs :].tolist()),
-        course=(known[5].item(), known[6].item()),
+        earlier=table["earlier"][RECENT - n_earlier :].numpy(),
+        left_out=(*table["moments"].tolist(), bounds[0], -bounds[1]),
+        first_nonfinite=(-bounds[2], -bounds[3]),
+        validations=[(value / max(ranks, 1.0), max(int(place) - before, 0)) for place, value, ranks in validations if place >= 0],
+        earlier_validations=tuple(ValidationLoss(*pair) for pair in table["pairs"][VALIDATIONS - n_pairs :].tolist()),
+        course=tuple(table["counts"][4:].tolist()),
         first=first + before,
     )
 
 
-def _parts(packed: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(packed, [N_SUMS, N_BOUNDS, N_KNOWN])
+def _in_order(table: Mapping[str, Tensor]) -> Tensor:
+    """Losses and their ranks by batch, of the last batches of the window."""
+    batches = int(table["counts"][0])
+    return table["losses"][:, torch.arange(max(0, batches - SLOTS), batches) % SLOTS]
 
 
-def _in_order(sums: Tensor, batches: int) -> Tensor:
-    """Losses and their ranks by batch, of the last batches of a window with so many."""
-    slots = torch.arange(max(0, batches - SLOTS), batches) % SLOTS
-    return _slots(sums)[:, slots]
-
-
-def _slots(sums: Tensor) -> Tensor:
-    """Losses and their ranks, shape ``(2, SLOTS)``; a view."""
-    return sums[N_MOMENTS : N_MOMENTS + 2 * SLOTS].view(2, SLOTS)
-
-
-def _validations(sums: Tensor, known: Tensor) -> list[tuple[float, float, float]]:
-    """Of each validation in a window: the batches before it, the sum of its losses over ranks, the number of ranks."""
-    values, ranks = sums[-2 * MOST_VALIDATIONS :].view(2, MOST_VALIDATIONS).tolist()
-    places = known[N_COUNTS : N_COUNTS + MOST_VALIDATIONS].tolist()
-    return list(zip(places, values, ranks, strict=True))[MOST_VALIDATIONS - int(known[2]) :]
-
-
-LOSS_SPAN = Span(N_LOSS_NUMBERS, _merged_over_ranks, paired(merge_windows))  # how packed tables merge, over ranks and over windows
+LOSS_SPAN = Span(N_LOSS_NUMBERS, by_columns([(largest, range(N_SUMS, N_LOSS_NUMBERS))]), paired(merge_windows))
+"""How packed tables merge, over ranks and over windows."""
 
 
 _VALIDATION = re.compile(r"(?<![a-z])(e?val|valid|validation|evaluation)(?![a-z])", re.IGNORECASE)

@@ -29,19 +29,20 @@ class TargetCopies:
     Attributes:
         calls: Calls with one target a sample, not all the same, and an input of several numbers a sample.
         in_column: Those of them in which a column of the input is the target, but for its mean and its unit.
-        column: Its place among the numbers of a sample; the largest of several.
+
         token_calls: Calls with as many labels as an embedding is given tokens, not all the same.
         as_tokens: Those of them whose labels are the tokens at the same positions, but for those that are ignored.
         targets: Targets of all these calls.
+        column: The place of such a column among the numbers of a sample; the largest of several.
         site: The module that is given the input.
     """
 
     calls: int
     in_column: int
-    column: int
     token_calls: int
     as_tokens: int
     targets: int
+    column: int
     site: str = ""
 
 
@@ -100,8 +101,7 @@ class TargetCopyTable(CallTable):
 
     def _count(self, index: int, column: CopyColumn, target: Tensor, varied: Tensor, copied: Tensor, place: Tensor) -> None:
         self.host_row(index)[CopyColumn.TARGETS] += target.numel()
-        found = torch.stack((varied, copied)).to(self.rows)
-        self.rows[index, column : column + 2] += found
+        self.rows[index, column : column + 2] += torch.stack((varied, copied)).to(self.rows)
         of_row = self.rows[index, CopyColumn.COLUMN]
         torch.maximum(of_row, place.to(of_row), out=of_row)
 
@@ -112,7 +112,7 @@ class TargetCopyTable(CallTable):
             calls, in_column, token_calls, as_tokens, targets, column, site = map(int, row)
             if in_column or as_tokens:
                 module = self._names[site - 1] if site else ""
-                found[name] = TargetCopies(calls, in_column, column, token_calls, as_tokens, targets, module)
+                found[name] = TargetCopies(calls, in_column, token_calls, as_tokens, targets, column, module)
         return {"copies": found}
 
 

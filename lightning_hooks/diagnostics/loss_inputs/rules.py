@@ -8,7 +8,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.cause import PROOF, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.kinds import Kind, Severity
 from lightning_hooks.declare.rule import Alerts, Rule, percent, where
-from lightning_hooks.diagnostics.causes.code import NO_LOGITS, activation_before_loss, blank_label, labels_of_zero, viewed_classes
+from lightning_hooks.diagnostics.causes.code import BLANK_LABEL, LABELS_OF_ZERO, NO_LOGITS, VIEWED_CLASSES, activation_before_loss
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.remedies import SOON
 from lightning_hooks.diagnostics.causes.wiring import compared_in_pairs
@@ -281,7 +281,7 @@ KINDS = (
     ),
     Kind(
         "output_range", "A loss given what it does not expect", group="Loss", states="fact",
-        causes=(compared_in_pairs, viewed_classes, blank_label, labels_of_zero, activation_before_loss, NO_LOGITS),
+        causes=(compared_in_pairs, VIEWED_CLASSES, BLANK_LABEL, LABELS_OF_ZERO, activation_before_loss, NO_LOGITS),
         meaning="`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a "
         "softmax itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or "
         "`mse_loss`, `l1_loss`, `smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes "

@@ -60,12 +60,9 @@ class LabelColumn(Columns):
 
 
 class LabelTable(RowTable):
-    """Counts the targets in batches, and the batches all of whose targets are ignored. No host sync."""
+    """Counts the targets in batches, and the batches all of whose targets are ignored, in one row. No host sync."""
 
     columns = LabelColumn
-
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        super().__init__(1, device)
 
     def add(self, batch: BatchTensors) -> None:
         """Record a batch."""

@@ -48,10 +48,11 @@ class MetricUse:
 
 def metrics_of(model: nn.Module) -> dict[str, _Metric]:
     """The metrics of a model by name, also in plain lists and dictionaries, without those that wrap others, and without these."""
+    hidden = [
+        (f"{name}.{place}", one) for name, held in unregistered_modules(model, is_metric).items() for place, one in enumerate(held)
+    ]
     modules = {clean_name(name): (module, False) for name, module in model.named_modules()}
-    for attribute, held in unregistered_modules(model, is_metric).items():
-        for place, outer in enumerate(held):
-            modules |= {f"{attribute}.{place}.{name}".strip("."): (module, True) for name, module in outer.named_modules()}
+    modules |= {f"{outer}.{name}".strip("."): (module, True) for outer, one in hidden for name, module in one.named_modules()}
     found = {name: one for name, one in modules.items() if is_metric(one[0]) and contents(one[0]).get("_defaults")}
     wrapped = {one for name in found for other in found if name.startswith(f"{other}.") for one in (name, other)}
     return {name: _Metric(*one) for name, one in islice(found.items(), MOST_METRICS) if name not in wrapped}

@@ -148,7 +148,7 @@ class SetupChecks(Tables):
         }
         self._reached, self._optimized = set[str](), set[str]()
         self._decay, self._foreign = dict[str, VectorDecay](), dict[str, tuple[int, ...]]()
-        self._hashes, self._labels = BatchHashes(device), LabelTable(device)
+        self._hashes, self._labels = BatchHashes(device), LabelTable(1, device)
         super().__init__(
             device,
             labels=self._labels,

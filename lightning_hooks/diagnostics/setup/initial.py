@@ -44,11 +44,9 @@ def initial_scales(sites: Iterable[tuple[str, nn.Module]]) -> tuple[dict[str, fl
     Returns:
         Name to gain, and name to root mean square. One copy from the device.
     """
-    known: list[tuple[str, int, Tensor]] = []
-    for name, module in sites:
-        outputs = int(isinstance(module, nn.modules.conv._ConvTransposeNd))  # the dimension of the outputs
-        weights = () if isinstance(module, _TABLES) else weights_of(module)
-        known += [(name, outputs, weight) for weight in weights if _is_trained_matrix(weight) and weight.is_floating_point()]
+    layers = [(name, module) for name, module in sites if not isinstance(module, _TABLES)]
+    weights = ((name, _outputs(module), weight) for name, module in layers for weight in weights_of(module))
+    known = [one for one in weights if _is_trained_matrix(one[2]) and one[2].is_floating_point()]
     gains, sizes = dict[str, float](), dict[str, float]()
     for (name, outputs, weight), norm in zip(known, _norms([weight for *_, weight in known]), strict=True):
         size = norm / math.sqrt(weight.numel())
@@ -101,22 +99,22 @@ def roles(sites: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
     Returns:
         Name to role, such as ``Linear q_proj``; layers that are only numbered share the role of their type.
     """
-    shapes: dict[str, tuple[str, tuple[torch.Size, ...]]] = {}
-    puts_out: dict[str, int] = {}
-    taken: set[int] = set()
-    for name, module in sites:
-        weights = [p for p in nn.Module.parameters(module, recurse=False) if is_computed(p) and p.dim() > 1]
-        if weights and not isinstance(module, _TABLES):
-            role = f"{_type_name(module)} {role_of(name)}".rstrip()
-            shapes[name] = role, tuple(weight.shape for weight in weights)
-            outputs = int(isinstance(module, nn.modules.conv._ConvTransposeNd))  # the dimension of the outputs
-            puts_out[name] = weights[0].shape[outputs]
-            taken.add(weights[0].shape[1 - outputs])
-    last = {name.rpartition(".")[0]: name for name in shapes if not role_of(name)}  # of each numbered sequence
-    alike = Counter(shapes.values())
-    alone = {name for name, shape in shapes.items() if alike[shape] == 1}
-    heads = {name for name in (*alone, *last.values()) if puts_out[name] not in taken}
-    return {name: role for name, (role, _) in shapes.items() if name not in heads}
+    modules = {name: module for name, module in sites if not isinstance(module, _TABLES)}
+    held = ((name, nn.Module.parameters(module, recurse=False)) for name, module in modules.items())
+    shapes = {name: [p.shape for p in parameters if is_computed(p) and p.dim() > 1] for name, parameters in held}
+    found = {name: f"{_type_name(modules[name])} {role_of(name)}".rstrip() for name, own in shapes.items() if own}
+    taken = {shapes[name][0][1 - _outputs(modules[name])] for name in found}
+    last = {name.rpartition(".")[0]: name for name in found if not role_of(name)}  # of each numbered sequence
+    forms = {name: (role, *shapes[name]) for name, role in found.items()}
+    alike = Counter(forms.values())
+    alone = [name for name, form in forms.items() if alike[form] == 1]
+    heads = {name for name in (*alone, *last.values()) if shapes[name][0][_outputs(modules[name])] not in taken}
+    return {name: role for name, role in found.items() if name not in heads}
+
+
+def _outputs(module: nn.Module) -> int:
+    """The dimension of a weight along which the outputs of its module lie; the inputs lie along the other one, 0 or 1."""
+    return int(isinstance(module, nn.modules.conv._ConvTransposeNd))
 
 
 def starting_at_zero(parameters: Iterable[tuple[str, Tensor]], size: float = 2e-3) -> frozenset[str]:
@@ -164,7 +162,7 @@ class FirstWeights(NamedTuple):
 def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
     """What stands out among the weights of linear and convolution layers of ``few`` numbers or more. One copy from the device."""
     constant, one_sign, untrained = dict[str, float](), dict[str, float](), list[str]()
-    norms = dict(_norms_of(model))
+    norms = _norms_of(model)
     limits = on_host([_summary(weight, bias) for weight, bias in norms.values()])
     made = {name: low == high == 1 and not bias > 0 for name, (low, high, _, _, bias) in zip(norms, limits, strict=True)}
     matrices = _recurrent(model, few)
@@ -255,11 +253,15 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
                 yield clean_name(name), module, weight.detach()
 
 
-def _norms_of(model: nn.Module) -> Iterator[tuple[str, tuple[Tensor, Tensor | None]]]:
-    for name, module in model.named_modules():
-        weight = stored_tensor(module, "weight") if "norm" in type(module).__name__.lower() else None
-        if weight is not None and weight.is_floating_point() and weight.numel() > 1 and is_known(weight):
-            yield clean_name(name), (weight.detach(), stored_tensor(module, "bias"))
+def _norms_of(model: nn.Module) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """The weight and the bias of each norm."""
+    norms = [(name, module) for name, module in cleaned(model.named_modules()) if "norm" in type(module).__name__.lower()]
+    weights = ((name, stored_tensor(module, "weight"), stored_tensor(module, "bias")) for name, module in norms)
+    return {
+        name: (weight.detach(), bias)
+        for name, weight, bias in weights
+        if weight is not None and weight.is_floating_point() and weight.numel() > 1 and is_known(weight)
+    }
 
 
 def _like_linear(module: nn.Module) -> bool:

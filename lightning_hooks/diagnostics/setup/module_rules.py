@@ -37,8 +37,7 @@ class EvalMode(Rule, kind="eval_mode"):
             return
         elements, trained = _elements(report)
         levels = {site: level for site, level in setup.eval_modes.items() if self._trains_around(site, elements, trained)}
-        parts = grouped((outwards(site)[level - 1], site) for site, level in levels.items() if level > 1)
-        for part, sites in parts.items():
+        for part, sites in grouped((outwards(site)[level - 1], site) for site, level in levels.items() if level > 1).items():
             since = min((setup.eval_since[site] for site in sites if site in setup.eval_since), default=None)
             thawed = any(_rested(earlier, part or THE_MODEL) for earlier in report.earlier)  # its norms stay as they were then
             yield self.alert(

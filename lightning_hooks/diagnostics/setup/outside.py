@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_hooks.declare.collector import EPOCH_END, VALIDATION
 from lightning_hooks.declare.context import Context
 from lightning_hooks.diagnostics.setup.initial import is_known
-from lightning_hooks.diagnostics.setup.parameters import ModuleCopy, ParameterSetup
+from lightning_hooks.diagnostics.setup.parameters import ParameterSetup
 from lightning_hooks.hooks.selection import clean_name, cleaned
 
 VALUES = 16  # values of each parameter that are compared
@@ -96,7 +96,7 @@ class WeightsWatch:
         still: These parameters, if all moments of the last window found them the same.
     """
 
-    def __init__(self, context: Context, copies: Sequence[ModuleCopy]) -> None:
+    def __init__(self, context: Context, copies: Mapping[str, str]) -> None:
         self._context, self._of_copies, self.batches = context, copies, 2 if copies else 1
         self.look, self.follow, self.glance, self.window_end = (
             context.guard(call, "weights between steps") for call in (self._look, self._follow, self._glance, self._window_end)
@@ -122,7 +122,7 @@ class WeightsWatch:
         self._between: Tensor | None = None  # the values at a window's end within the pause
         self._steps: list[Tensor] = []  # the values at the starts of the first batches after the last pause
         self._pauses: list[_Pause] = []
-        self._first = self._base = self._start = self._look(keep=False)
+        self._first = self._base = self._start = self._taken(self._known.values())
         self.glance()
 
     def _glance(self) -> None:
@@ -130,19 +130,18 @@ class WeightsWatch:
         if self._few and len(self._moments) < MOMENTS:
             self._moments.append(self._taken(self._few.values()))
 
-    def _look(self, moment: str = "", keep: bool = True) -> Tensor:
+    def _look(self, moment: str = "") -> None:
         """Take the values at a moment at which training pauses; without one, when one of the first batches after it starts."""
         now = self._taken(self._known.values())
-        if keep and moment:
+        if moment:
             self._before, self._between = (moment, now), None
-        elif keep:
-            if self._before is not None:
-                moment, before = self._before
-                between = before if self._between is None else self._between
-                pause = (moment, self._context.host.position.global_step, before, between, now)
-                self._pauses, self._before, self._steps = [*self._pauses[1 - PAUSES :], pause], None, []
-            self._steps.append(now)
-        return now
+            return
+        if self._before is not None:
+            moment, before = self._before
+            between = before if self._between is None else self._between
+            pause = (moment, self._context.host.position.global_step, before, between, now)
+            self._pauses, self._before, self._steps = [*self._pauses[1 - PAUSES :], pause], None, []
+        self._steps.append(now)
 
     def _taken(self, parameters: Iterable[Tensor]) -> Tensor:
         """Some values of each parameter, none of one that was freed: vectors of other sizes are not compared."""
@@ -155,12 +154,10 @@ class WeightsWatch:
 
     def _window_end(self, setups: Mapping[str, ParameterSetup]) -> None:
         """Find out what was set in the window, and how far copies are behind. One copy from the device."""
-        self.set, self._between = None, self._look(keep=False)
+        self.set, self._between = None, self._taken(self._known.values())
         end = self._between if self._before is None else self._before[1]
-        taken = [self._first, self._base, self._start, end]
-        for pause in self._pauses:
-            taken += pause[2:]
-        taken += self._steps
+        of_pauses = (values for pause in self._pauses for values in pause[2:])
+        taken = [self._first, self._base, self._start, end, *of_pauses, *self._steps]
         if not self._known or len({*map(len, taken), len(self._between)}) > 1:
             self.follow()
             return
@@ -173,8 +170,7 @@ class WeightsWatch:
         steps = rest[3 * len(self._pauses) :]
         self._pauses, self._start = [], end
         self._compare_moments()
-        for copy in self._of_copies:
-            self.copies = {**self.copies, copy.copy: self._compared(copy, first, start, last, steps)}
+        self.copies = {copy: self._compared(copy, of, first, start, last, steps) for copy, of in self._of_copies.items()}
 
     # On the host.
 
@@ -224,9 +220,9 @@ class WeightsWatch:
     def _by_name(self, values: Tensor) -> dict[str, Tensor]:
         return dict(zip(self._known, torch.split(values, [min(VALUES, p.numel()) for p in self._known.values()]), strict=True))
 
-    def _compared(self, copy: ModuleCopy, first: Tensor, start: Tensor, now: Tensor, steps: Sequence[Tensor]) -> CopyStats:
-        inside = [name.removeprefix(copy.copy) for name in self._known if name.startswith(f"{copy.copy}.")]
-        ours, theirs = ([f"{module}{name}" for name in inside] for module in (copy.copy, copy.original))
+    def _compared(self, copy: str, original: str, first: Tensor, start: Tensor, now: Tensor, steps: Sequence[Tensor]) -> CopyStats:
+        ours = [name for name in self._known if name.startswith(f"{copy}.")]
+        theirs = [f"{original}{name.removeprefix(copy)}" for name in ours]
         taken = [self._by_name(values) for values in (now, *steps, first, start)]
         now_here, *here, then, began = (torch.cat([values[name] for name in ours]) for values in taken)
         there, *originals = (torch.cat([values[name] for name in theirs]) for values in taken[:-2])
@@ -237,7 +233,7 @@ class WeightsWatch:
             part = float(change @ way / (way @ way))
             decay = 1 - part if _cosine(change, way) > ALONG and part < HARD else None
         return CopyStats(
-            copy.original,
+            original,
             float(torch.linalg.vector_norm(now_here - there)) / size if size else math.nan,
             not torch.equal(now_here, then),
             _cosine(now_here - began, there - began),
@@ -256,8 +252,7 @@ def returns(moments: Sequence[Tensor], new: int) -> int:
     for place, values in enumerate(moments):
         earlier = places.get(key := values.numpy().tobytes())
         if earlier is not None and place >= len(moments) - new:
-            between = moments[earlier + 1 : place]
-            found += any(int((values != each).sum()) * 2 >= values.numel() for each in between)
+            found += any(int((values != each).sum()) * 2 >= values.numel() for each in moments[earlier + 1 : place])
         places[key] = place
     return found
 

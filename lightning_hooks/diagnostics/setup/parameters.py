@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,8 +17,8 @@ from lightning_hooks.declare.rule import grouped
 from lightning_hooks.declare.step import EarlierOptimizers, OptimizerGroups, Step, groups_of
 from lightning_hooks.diagnostics.setup.initial import is_known, starting_at_zero
 from lightning_hooks.hooks.parameters import of_libraries, unused_parts
-from lightning_hooks.hooks.selection import clean_name, cleaned
-from lightning_hooks.hooks.tensors import as_number, has_values, is_computed
+from lightning_hooks.hooks.selection import clean_name, cleaned, outwards
+from lightning_hooks.hooks.tensors import as_number, is_computed
 
 DECOUPLED = ("AdamW", "SGD", "Lion", "Muon", "NAdamW", "LAMB")
 """Optimizers whose weight decay takes ``lr * weight_decay`` of a weight at each step. In Adam's it goes through its moments."""
@@ -85,7 +85,7 @@ class SetupWatch:
 
     def __init__(self, names: Sequence[str], model: nn.Module, optimizers: Sequence[Any], resumed: bool) -> None:
         self._names, self.setups = names, dict[str, ParameterSetup]()
-        self._raw: dict[str, str] = {}  # the name in the model, where it is another
+
         named = cleaned(model.named_parameters())
         self._at_zero: Set[str] = starting_at_zero([] if resumed else named)
         states = [getattr(optimizer, "state", ()) for optimizer in optimizers]
@@ -108,7 +108,8 @@ class SetupWatch:
                     self._peaks[number] = max(rate, self._peaks.get(number, rate))
         if self._unheld is None:
             held = held_by(optimizers)
-            self._unheld = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in held}
+            unheld = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+            self._unheld = dict(cleaned(unheld)) if unheld else {}
 
     def follow(self, kept: EarlierOptimizers) -> None:
         """There are new parameters, or other optimizers than before."""
@@ -152,23 +153,20 @@ class SetupWatch:
 
     def window_end(self, optimizers: Sequence[Any], parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         """Note how every parameter is set up, as this rank knows it, without reasons: see :meth:`merge`. Starts a new window."""
-        in_order = [(optimizer, group) for optimizer, groups in groups_of(optimizers) for group in groups]
-        holds = [(_held(*one, self._peaks.get(number)), one[1]["params"]) for number, one in enumerate(in_order)]
-        held = grouped((id(parameter), holder) for holder, parameters in holds for parameter in parameters)
+        groups = [(optimizer, group) for optimizer, groups in groups_of(optimizers) for group in groups]
+        held = grouped((id(parameter), number) for number, (_, group) in enumerate(groups) for parameter in group["params"])
         never = {self._names[index] for missing in self._never.values() for index in missing}
-        setups, self._raw = dict[str, ParameterSetup](), {}
-        of_holders = cache(self._of_holders)
+        setups = dict[str, ParameterSetup]()
+        of_holders = cache(lambda numbers: self._of_holders([(*groups[number], self._peaks.get(number)) for number in numbers]))
         make: Any = ParameterSetup
-        made = cache(lambda own, holders, **more: make(*own, **more, **of_holders(holders)))  # most are like others
-        for raw, parameter in parameters:
-            name, holders = clean_name(raw), tuple(held.get(id(parameter), ()))
-            if name != raw:
-                self._raw[name] = raw
+        made = cache(lambda own, numbers, **more: make(*own, **more, **of_holders(numbers)))  # most are like others
+        for name, parameter in cleaned(parameters):
+            holders = tuple(held.get(id(parameter), ()))
             own = (
                 0 if nn.parameter.is_lazy(parameter) else parameter.numel(),
                 parameter.dim() if is_computed(parameter) else 0,
                 parameter.requires_grad,
-                name not in never and of_holders(holders)["steps"] > 0 if holders else raw in self._reached,
+                name not in never and of_holders(holders)["steps"] > 0 if holders else name in self._reached,
             )
             setups[name] = made(own, holders, starts_at_zero=name in self._at_zero, stepped=name in self._stepped)
         self.setups, self._unheld = setups, None
@@ -186,41 +184,34 @@ class SetupWatch:
         From one rank's flags alone, one rank could warn where another gives an info. Of the modules ``called``, in that order,
         ``recording`` are those whose output required a gradient.
         """
-        setups, found = dict(self.setups), dict(zip(self._names, map(bool, flags), strict=True))
-        for name in setups.keys() & found.keys():
-            if found[name] != setups[name].has_gradient:
-                setups[name] = dataclasses.replace(setups[name], has_gradient=found[name])
-        silent = (name for name, setup in setups.items() if setup.trains and not setup.has_gradient)
-        without = {self._raw.get(name, name): name for name in silent}
-        of_zeros = of_libraries(model, [name for name in zeros if name in setups])
-        reasons = of_zeros | {without[raw]: why for raw, why in unused_parts(model, without.keys(), called, recording).items()}
+        found = {name: had for name, had in zip(self._names, map(bool, flags), strict=True) if name in self.setups}
+        changed = [name for name, had in found.items() if had != self.setups[name].has_gradient]
+        setups = self.setups | {name: dataclasses.replace(self.setups[name], has_gradient=found[name]) for name in changed}
+        silent = {name for name, setup in setups.items() if setup.trains and not setup.has_gradient}
+        reasons = of_libraries(model, [name for name in zeros if name in setups])
+        reasons |= unused_parts(model, silent, called, recording)
         self.setups = setups | {name: dataclasses.replace(setups[name], spare=why) for name, why in reasons.items()}
 
-    def _of_holders(self, holders: Sequence[_Held]) -> dict[str, Any]:
+    def _of_holders(self, holders: Sequence[tuple[str, Mapping[str, Any], float | None]]) -> dict[str, Any]:
+        """What the optimizers that hold a parameter make of it; of each its name, the parameter group and the rate's peak."""
+        rates = [as_number(group.get("lr")) for _, group, _ in holders]
+        decays = [_weight_decay(optimizer, group) for optimizer, group, _ in holders]
         return {
-            "optimizers": tuple(holder.optimizer for holder in holders),
-            "steps": max((self._steps[holder.optimizer] for holder in holders), default=0),
-            "lr": max((holder.lr for holder in holders if holder.lr is not None), default=None),
-            "lr_peak": max((holder.lr_peak for holder in holders if holder.lr_peak is not None), default=None),
-            "decay": max((holder.decay for holder in holders), default=0.0),
-            "l2": max((holder.l2 for holder in holders), default=0.0),
-            "unzeroed_steps": max((self._unzeroed[holder.optimizer] for holder in holders), default=0),
+            "optimizers": tuple(optimizer for optimizer, *_ in holders),
+            "steps": max((self._steps[optimizer] for optimizer, *_ in holders), default=0),
+            "lr": max((rate for rate in rates if rate is not None), default=None),
+            "lr_peak": max((peak for *_, peak in holders if peak is not None), default=None),
+            "decay": max((decay for decay, _ in decays), default=0.0),
+            "l2": max((l2 for _, l2 in decays), default=0.0),
+            "unzeroed_steps": max((self._unzeroed[optimizer] for optimizer, *_ in holders), default=0),
         }
 
 
-class _Held(NamedTuple):
-    optimizer: str
-    decay: float
-    lr: float | None
-    lr_peak: float | None
-    l2: float
-
-
-def _held(optimizer: str, group: Mapping[str, Any], peak: float | None) -> _Held:
-    kind, lr, weight_decay = optimizer.partition("-")[2], as_number(group.get("lr")), as_number(group.get("weight_decay")) or 0.0
-    if kind in DECOUPLED or group.get("decoupled_weight_decay") is True:
-        return _Held(optimizer, (lr or 0.0) * weight_decay, lr, peak, 0.0)
-    return _Held(optimizer, 0.0, lr, peak, weight_decay * (kind in L2))
+def _weight_decay(optimizer: str, group: Mapping[str, Any]) -> tuple[float, float]:
+    """The share of a weight that a step takes, and the factor of the weight that is added to its gradient."""
+    kind, value = optimizer.partition("-")[2], as_number(group.get("weight_decay")) or 0.0
+    decoupled = kind in DECOUPLED or group.get("decoupled_weight_decay") is True
+    return ((as_number(group.get("lr")) or 0.0) * value, 0.0) if decoupled else (0.0, value * (kind in L2))
 
 
 def held_by(optimizers: OptimizerGroups) -> set[int]:
@@ -228,37 +219,32 @@ def held_by(optimizers: OptimizerGroups) -> set[int]:
     return {id(parameter) for _, groups in optimizers for group in groups for parameter in group["params"]}
 
 
-class ModuleCopy(NamedTuple):
-    """Two modules with the same weights when training started, of which no optimizer holds the second."""
-
-    original: str
-    copy: str
-
-
-def copies_in(model: nn.Module, optimizers: Iterable[Any]) -> list[ModuleCopy]:
+def copies_in(model: nn.Module, optimizers: Iterable[Any]) -> dict[str, str]:
     """Find the modules that are copies of one that an optimizer holds, and that no optimizer holds themselves.
 
     Compared are modules of one class whose parameters have the same names and shapes, with a weight of two dimensions or more.
     Where all parameters are in optimizers, as they usually are, nothing is read; else some numbers of such pairs are.
+
+    Returns:
+        The name of each copy to that of its original.
     """
     held = held_by(groups_of(optimizers))
     if all(id(parameter) in held for parameter in model.parameters()):
-        return []
-    known = [(clean_name(name), module, dict(module.named_parameters())) for name, module in model.named_modules()]
-    whole = [one for one in known if all(map(is_known, one[2].values())) and any(p.dim() > 1 for p in one[2].values())]
-    holds = [{id(p) in held for p in parameters.values()} for _, _, parameters in whole]
-    originals = grouped((_form(module), (name, module)) for (name, module, _), of in zip(whole, holds, strict=True) if of == {True})
-    found: list[ModuleCopy] = []
-    for name, module in [(name, module) for (name, module, _), of in zip(whole, holds, strict=True) if of == {False}]:
-        if not any(name.startswith(f"{one.copy}.") for one in found):  # a part of a copy
+        return {}
+    known = [(clean_name(name), module, [*module.parameters()]) for name, module in model.named_modules()]
+    whole = [one for one in known if all(map(is_known, one[2])) and any(p.dim() > 1 for p in one[2])]
+    kinds = grouped((frozenset(id(p) in held for p in parameters), (name, module)) for name, module, parameters in whole)
+    originals = grouped((_form(module), (name, module)) for name, module in kinds.get(frozenset({True}), ()))
+    found: dict[str, str] = {}
+    for name, module in kinds.get(frozenset({False}), ()):
+        if found.keys().isdisjoint(outwards(name)):  # else it is a part of a copy
             alike = (original for original, other in originals.get(_form(module), ()) if _are_equal(other, module))
-            found += [ModuleCopy(original, name) for original in islice(alike, 1)]
+            found.update((name, original) for original in islice(alike, 1))
     return found
 
 
 def _are_equal(one: nn.Module, other: nn.Module) -> bool:
-    pairs = zip(*(filter(has_values, module.parameters()) for module in (one, other)), strict=True)
-    return all(a.device == b.device and torch.equal(a, b) for a, b in pairs)
+    return all(a.device == b.device and torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 SLOW = 0.1  # rate of a body over the largest one of its optimizer up to which it is fine-tuned
@@ -297,18 +283,16 @@ def unloaded(model: nn.Module, optimizers: Iterable[Any], made: Mapping[str, boo
     matrices = {name.rpartition(".")[0]: parameter for name, parameter in parameters.items() if parameter.dim() > 1}
     trained = {name.rpartition(".")[0]: rates[id(parameter)] for name, parameter in parameters.items() if id(parameter) in rates}
     highest = {of: max(rate for other, rate in rates.values() if other == of) for of, _ in rates.values()}
-    frozen, targets = set[str](), set[str]()
     learning = {_form(module) for module in model.modules() if all(id(p) in rates for p in module.parameters())}
-    for name, module in model.named_modules():
-        if any(True for _ in module.parameters()) and not any(p.requires_grad for p in module.parameters()):
-            frozen.add(clean_name(name))
-            if _form(module) in learning and any(True for _ in module.children()):
-                targets.update(clean_name(f"{name}.{inner}") for inner, _ in module.named_modules())
-    body = [name for name in made if name in frozen - targets]
+    modules = [(clean_name(name), module, [p.requires_grad for p in module.parameters()]) for name, module in model.named_modules()]
+    frozen = {name: module for name, module, trains in modules if trains and not any(trains)}
+    copies = {name: module for name, module in frozen.items() if _form(module) in learning and any(True for _ in module.children())}
+    targets = {clean_name(f"{name}.{inner}") for name, module in copies.items() for inner, _ in module.named_modules()}
+    body = [name for name in made if name in frozen.keys() - targets]
     first = next((name for name in trained if name in matrices), "")
-    tables = {clean_name(name) for name, module in model.named_modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
+    tables = {name for name, module, _ in modules if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
     inputs = matrices[first].shape[1] if first and first not in tables else 0
-    fed = inputs and any(inputs % len(matrices[name]) == 0 for name in frozen - targets if name in matrices)
+    fed = inputs and any(inputs % len(matrices[name]) == 0 for name in frozen.keys() - targets if name in matrices)
     found = _as_made(body, made) if fed else None
     for of, rate in highest.items():
         slow = [name for name, (other, own) in trained.items() if other == of and own <= SLOW * rate]

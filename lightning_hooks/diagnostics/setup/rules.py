@@ -151,7 +151,7 @@ KINDS = (
     Kind(
         "settings", "An unusual setting of a module or optimizer", group="Set-up", states="fact",
         causes=(
-            wiring.no_activation, weights.small_batches, weights.module_setting, code.weights_upside_down, rates.unusual_setting,
+            wiring.no_activation, weights.small_batches, weights.module_setting, code.UPSIDE_DOWN, rates.unusual_setting,
         ),
         meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
         "momentum 0, a dropout that drops nearly everything, a norm with a large eps, layers "
