@@ -70,6 +70,8 @@ class FeatureReport(Report):
         feature_scales: Linear layer that is given data to how the sizes of its features differ.
         copies: Calls of losses whose targets stand in what the model is given to how often they do.
         validated: Calls of ``cross_entropy`` and ``nll_loss`` in validation to their labels and predictions.
+        agreement: Calls of losses between numbers in validation to the correlation of predictions with targets, times the root of
+            the samples.
         precision: In which precision linear and convolution layers compute; None where half precision was not asked for.
     """
 
@@ -101,6 +103,7 @@ class FeatureReport(Report):
     feature_scales: dict[str, FeatureScales] = field(default_factory=dict)
     copies: dict[str, TargetCopies] = field(default_factory=dict)
     validated: dict[str, ClassPairs] = field(default_factory=dict)
+    agreement: dict[str, float] = field(default_factory=dict)
 
     @property
     def first_called(self) -> str:

@@ -7,17 +7,19 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from lightning_hooks.alerts import FeatureReport
+from lightning_hooks.alerts import Alert, FeatureReport
 from lightning_hooks.diagnostics.causes.code import other_numbers
+from lightning_hooks.diagnostics.causes.data import unlike_validation
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.loss.learning_rules import ClassesRenumbered
 from lightning_hooks.diagnostics.loss_inputs.predictions import MOST_ROWS, measure, output_stats
-from lightning_hooks.diagnostics.loss_inputs.validated import PAIRS, ClassPairs, ValidatedClasses
+from lightning_hooks.diagnostics.loss_inputs.validated import PAIRS, ClassPairs, ValidatedClasses, ValidatedNumbers
 from lightning_hooks.statistics.reduction import merge_ranks
 from tests.support.calls import call_table
 
@@ -36,7 +38,10 @@ def reference(logits: Tensor, target: Tensor, ignored: int = -100) -> ClassPairs
         if guess != label and count >= 3 and count > of_class / 2 and count > of_guess / 2:
             moved[label] = guess
     right = sum(label == guess for label, guess in pairs)
-    return ClassPairs(len(pairs), right, moved, sum(pair in moved.items() for pair in pairs))
+    chance = sum(one == guess for one, _ in pairs for _, guess in pairs) / len(pairs) ** 2
+    sigmas = (right / len(pairs) - chance) / math.sqrt(chance * (1 - chance) / len(pairs))
+    about: Any = pytest.approx(sigmas)
+    return ClassPairs(len(pairs), right, moved, sum(pair in moved.items() for pair in pairs), about)
 
 
 def validated(logits: Tensor, target: Tensor, ignored: int = -100) -> ValidatedClasses:
@@ -114,3 +119,42 @@ def test_rule(pairs: ClassPairs, accuracy: float, found: bool) -> None:
         (cause,) = [other_numbers.judge(alert, Facts(features=given))]
         assert cause is not None
         assert cause.strengths == ("proof",)
+
+
+@pytest.mark.parametrize("shape", [(40,), (40, 1), (12, 3, 4)])
+@pytest.mark.parametrize("noise", [0.1, 3.0])
+def test_agreement_of_numbers(shape: tuple[int, ...], noise: float) -> None:
+    torch.manual_seed(0)
+    table, expected = call_table(ValidatedNumbers, 2), []
+    for _ in range(2):
+        target = torch.randn(shape)
+        given = 5 - 2 * target + noise * torch.randn(shape)
+        table.add(1, given, target)
+        one, other = (values.double().reshape(len(values), -1).numpy() for values in (given, target))
+        centred = [(values - values.mean(0)).ravel() for values in (one, other)]
+        expected.append(float(np.corrcoef(*centred)[0, 1]) * math.sqrt(shape[0]))
+    assert table.read(table.pack()) == {"agreement": {"b": pytest.approx(sum(expected) / 2, abs=1e-6)}}
+    merged = merge_ranks(table.spans, [table.pack(), table.pack()])
+    assert table.read(merged) == table.read(table.pack())
+    table.add(1, torch.ones(4), torch.ones(4))  # no relation can be judged
+    assert table.read(table.pack()) == {"agreement": {}}
+
+
+@pytest.mark.parametrize(
+    ("agreement", "sigmas", "severity", "found"),
+    [
+        ({}, 1.9, "warning", True),
+        ({}, 2.1, "warning", False),
+        ({}, math.inf, "warning", False),
+        ({}, 1.9, "info", False),  # it was better than guessing before
+        ({"mse_loss": 1.0}, 1.9, "warning", True),
+        ({"mse_loss": 2.1}, 1.9, "warning", False),  # another loss's predictions follow
+    ],
+)
+def test_what_is_learned_does_not_hold(agreement: dict[str, float], sigmas: float, severity: Any, found: bool) -> None:
+    given = replace(report(ClassPairs(100, 10, {}, 0, sigmas), 0.9), agreement=agreement)
+    alert = Alert("overfitting", "validation loss", 1.2, 1.1, 3, 40, severity, "it was never better than guessing.")
+    cause = unlike_validation.judge(alert, Facts(features=given))
+    assert (cause is not None) == found
+    assert cause is None or "1.9 standard deviations" in cause.evidence_for[0]
+    assert unlike_validation.judge(alert, Facts()) is None

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, in_batch, percent, where
-from lightning_hooks.diagnostics.causes import code, rates, steps, wiring
+from lightning_hooks.diagnostics.causes import code, data, rates, steps, wiring
 from lightning_hooks.diagnostics.loss.report import NO_LOSS
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.loss_inputs.validated import ClassPairs
@@ -206,6 +206,7 @@ KINDS = (
     ),
     Kind(
         "overfitting", "Validation loss that rises", group="Loss", states="outcome", measures="share",
+        causes=(data.unlike_validation,),
         meaning="The validation loss rises from validation to validation while the training loss falls, or was never better than "
         "guessing while the training loss is. The metric is one that "
         "you log with `val` and `loss` in its name.",
