@@ -31,6 +31,7 @@ from lightning_hooks.diagnostics.loss_inputs.leaks import TargetCopies
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.rules import *
 from lightning_hooks.diagnostics.loss_inputs.targets import LabelCounts, TargetStats
+from lightning_hooks.diagnostics.loss_inputs.validated import ClassPairs
 from lightning_hooks.diagnostics.metrics.collector import MetricReport, MetricValue
 from lightning_hooks.diagnostics.metrics.rules import *
 from lightning_hooks.diagnostics.metrics.use import MetricUse
@@ -93,6 +94,7 @@ __all__ = [
     "AttentionReport",
     "AttentionStats",
     "BatchCounts",
+    "ClassPairs",
     "ClipReport",
     "CopyStats",
     "DropoutUse",

@@ -21,6 +21,7 @@ from lightning_hooks.diagnostics.loss.report import NO_LOSS, LossReport
 from lightning_hooks.diagnostics.loss_inputs.leaks import TargetCopies
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
+from lightning_hooks.diagnostics.loss_inputs.validated import ClassPairs
 from lightning_hooks.diagnostics.metrics.use import MetricUse
 from lightning_hooks.diagnostics.optimizer.table import OptimizerStats
 from lightning_hooks.diagnostics.ranks import RankDifference
@@ -68,6 +69,9 @@ class FeatureReport(Report):
         id_out_of_range: The id beyond an embedding's table with which training ended; None where it did not end so.
         feature_scales: Linear layer that is given data to how the sizes of its features differ.
         copies: Calls of losses whose targets stand in what the model is given to how often they do.
+        validated: Calls of ``cross_entropy`` and ``nll_loss`` in validation to their labels and predictions.
+        agreement: Calls of losses between numbers in validation to the correlation of predictions with targets, times the root of
+            the samples.
         precision: In which precision linear and convolution layers compute; None where half precision was not asked for.
     """
 
@@ -98,6 +102,8 @@ class FeatureReport(Report):
     targets: dict[str, TargetStats] = field(default_factory=dict)
     feature_scales: dict[str, FeatureScales] = field(default_factory=dict)
     copies: dict[str, TargetCopies] = field(default_factory=dict)
+    validated: dict[str, ClassPairs] = field(default_factory=dict)
+    agreement: dict[str, float] = field(default_factory=dict)
 
     @property
     def first_called(self) -> str:

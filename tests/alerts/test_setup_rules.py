@@ -13,6 +13,7 @@ from lightning_hooks.alerts import (
     BatchCounts,
     BatchRepeated,
     EvalMode,
+    FewSamples,
     FrozenStatistics,
     GradientFlowReport,
     LabelCounts,
@@ -152,6 +153,31 @@ def test_batch_repeated(compared: int, repeated: int, found: bool) -> None:
         assert alert.seen == (
             f"{repeated} of {compared} sampled batches are the same as the batch after them, or a tensor of theirs is (limit 30%): "
             "the model sees few different samples."
+        )
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [
+        (BatchCounts(samples=128, seen=120, copies=7, distinct=24), True),
+        (BatchCounts(samples=40, seen=25, copies=9, distinct=32), True),
+        (BatchCounts(samples=40, seen=24, copies=9, distinct=32), False),  # as often as not
+        (BatchCounts(samples=128, seen=120, copies=7, distinct=33), False),
+        (BatchCounts(samples=128, seen=120, copies=6, distinct=24), False),  # an epoch goes through few data several times
+        (BatchCounts(samples=15, seen=15, copies=9, distinct=4), False),
+        (BatchCounts(samples=20, seen=15, copies=9, distinct=21), False),
+        (BatchCounts(samples=128, seen=128, copies=99, distinct=1), False),  # one sample is fitted
+        (BatchCounts(10, 10, samples=128, seen=120, copies=7, distinct=24), False),  # whole batches repeat
+    ],
+)
+def test_few_samples(counts: BatchCounts, found: bool) -> None:
+    alerts = list(FewSamples()(report(batches=counts)))
+    assert [(alert.kind, alert.site, alert.severity) for alert in alerts] == [("batch_repeated", "the data", "warning")] * found
+    for alert in alerts:
+        assert alert.seen == (
+            f"{counts.seen} of {counts.samples} samples had come in an earlier batch of the same epoch (limit 60%), "
+            f"{counts.copies} are copies of others of their own batch, and no more than {counts.distinct} that were read are "
+            "different."
         )
 
 

@@ -117,3 +117,53 @@ def test_quantised_tensors_are_left_out(dtype: torch.dtype) -> None:
     quantised = torch.quantize_per_tensor(torch.randn(8, 8), 0.1, 0, dtype)
     assert batch_hash([quantised]) is None
     assert batch_hash([quantised, torch.arange(64)]) == batch_hash(torch.arange(64))
+
+
+def slow_samples(batches: list[list[Tensor]], few: int = 32) -> tuple[int, int, int, int]:
+    """Samples of later batches, those that came before, copies in their batch, and how many differ, by plain Python."""
+    known, samples, seen, copies = set[tuple[Any, ...]](), 0, 0, 0
+    for number, batch in enumerate(batches):
+        size = len(max(batch, key=Tensor.numel))
+        lists = [
+            tensor.flatten(1).tolist() if tensor.dim() > 1 else tensor[:, None].tolist() for tensor in batch if len(tensor) == size
+        ]
+        rows = [tuple(value for row in of_sample for value in row) for of_sample in zip(*lists, strict=True)][:few]
+        samples, seen = samples + len(rows) * (number > 0), seen + sum(row in known for row in rows)
+        copies += (len(rows) - len(set(rows))) * (number > 0)
+        known.update(rows)
+    return samples, seen, copies, len(known)
+
+
+@pytest.mark.parametrize("kind", ["table", "images", "tokens", "half", "channels last", "targets alone differ"])
+@pytest.mark.parametrize("different", [3, 24, 200])
+def test_samples_that_came_before(kind: str, different: int) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(different, 9), torch.randint(5, (different,))
+    if kind in ("images", "channels last"):
+        x = torch.randn(different, 3, 6, 5).to(memory_format=torch.channels_last if kind != "images" else torch.preserve_format)
+    elif kind in ("tokens", "half"):
+        x = torch.randint(50, (different, 12)) if kind == "tokens" else torch.randn(different, 4, 5).half()
+    elif kind == "targets alone differ":
+        x, y = torch.arange(20.0).expand(different, 20), torch.arange(different)
+    batches = [[x[order], y[order], torch.ones(2)] for order in torch.randint(different, (4, 40))]
+    table = BatchHashes()
+    for batch in batches:
+        table.add(tensors_in(batch), True)
+    counts = table.read(table.pack(), 1)
+    expected = slow_samples(batches)
+    assert (counts.samples, counts.seen, counts.copies, counts.distinct) == expected
+    both = table.read(merge_ranks(table.spans, [table.pack(), table.pack()]), 2)
+    assert (both.samples, both.seen, both.copies, both.distinct) == tuple(2 * number for number in expected)
+    table.reset()
+    table.add(tensors_in(batches[0]), True)
+    assert (table.read(table.pack(), 1).samples, table.read(table.pack(), 1).seen) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "batch", [torch.randn(16, 7), torch.eye(8)[torch.arange(16) % 8], torch.arange(64) % 4, [torch.ones(8)], []]
+)
+def test_samples_that_may_be_alike_by_chance_are_not_compared(batch: Any) -> None:
+    table = BatchHashes()
+    for _ in range(3):
+        table.add(tensors_in(batch), True)
+    assert table.read(table.pack(), 1).samples == table.read(table.pack(), 1).seen == 0

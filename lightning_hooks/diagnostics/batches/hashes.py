@@ -1,4 +1,4 @@
-"""Whether a batch is that of another step or rank: its hash, without a copy and without waiting for the device."""
+"""Whether a batch, or a sample, is that of another step or rank: hashes, without a copy and without waiting for the device."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ MOST_TENSORS = 8  # tensors of a batch that are hashed: the first ones
 FEWEST_NUMBERS = 16  # batches with fewer numbers are not hashed: they may be alike by chance
 VARIED = 32  # different numbers from which on a tensor of a batch is compared by itself: it is hardly the same twice by chance
 SLOTS = 16  # hashes of a window's sampled batches that are kept: the last ones
+MOST_SAMPLES, NUMBERS = 32, 128  # samples of a batch that are hashed: the first ones; numbers of each, evenly spaced in each tensor
+FEWEST_OF_SAMPLE = 8  # samples of fewer numbers, or of no more different ones, may well be alike: they are not compared
+REMEMBERED = 512  # hashes of samples of a window that later ones are compared with: the last ones
 BITS = 24  # of a hash: a whole number that float32 holds too
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -52,8 +55,7 @@ def batch_hashes(batch: BatchTensors) -> tuple[Tensor, Tensor] | None:
         total = total * _STEP + mixed
         varies = varies | (bits != bits[0]).any()
         if tensor.is_floating_point() and bits.numel() >= VARIED:
-            different = (bits.sort().values.diff() != 0).sum() + 1
-            alone[place] = torch.where(different >= VARIED, mixed, 0)
+            alone[place] = torch.where(_different(bits) >= VARIED, mixed, 0)
     return torch.where(varies, ((total >> 17) & (2**BITS - 1)).clamp_min(1), 0), torch.stack(alone)
 
 
@@ -70,7 +72,37 @@ def _sample(values: Tensor) -> Tensor:
         some = values.as_strided((count,), (1,))[::step].contiguous()
     else:  # such as a mask that is expanded over all queries, whose copy may be as large as the memory
         some = values[indices_of(torch.arange(0, count, step, device=values.device), values.shape)]
+    return _bits(some)
+
+
+def _bits(some: Tensor) -> Tensor:
     return (some if some.dtype == torch.bool else some.view(_INTEGERS[some.element_size()])).to(torch.int64)
+
+
+def sample_hashes(batch: BatchTensors) -> tuple[Tensor, Tensor] | None:
+    """Hash the first samples of a batch, over all tensors with as many samples as the largest one. No host sync.
+
+    Returns:
+        The hashes, shape ``(samples,)``, int64, and whether the samples can be compared, shape ``()``. None where they cannot.
+    """
+    tensors = [tensor for _, tensor in batch[:MOST_TENSORS] if tensor.dim() and tensor.numel()]
+    size = len(max(tensors, key=Tensor.numel)) if tensors else 0
+    rows: list[Tensor] = []
+    for values in all_values([tensor for tensor in tensors if len(tensor) == size], real=True):
+        inner = values.numel() // len(values)
+        within = torch.arange(0, inner, max(1, inner // NUMBERS), device=values.device)
+        places = torch.arange(min(len(values), MOST_SAMPLES), device=values.device)[:, None] * inner + within
+        rows += [_bits(values[indices_of(places, values.shape)])] if not rows or values.device == rows[0].device else []
+    if sum(row.shape[1] for row in rows) < FEWEST_OF_SAMPLE or len({len(row) for row in rows}) > 1:
+        return None
+    bits = torch.cat(rows, 1)
+    mixed = bits * _odd_numbers(bits.shape[1], bits.device)
+    return ((mixed ^ (mixed >> 29)) * _MIX).sum(1), _different(bits.flatten()) > FEWEST_OF_SAMPLE
+
+
+def _different(values: Tensor) -> Tensor:
+    """How many different numbers there are, shape ``()``."""
+    return (values.sort().values.diff() != 0).sum() + 1
 
 
 def last_hashes(earlier: Tensor, later: Tensor) -> Tensor:
@@ -85,6 +117,15 @@ class PairColumn(Columns):
 
     COMPARED = SUM
     SAME = SUM
+
+
+class SampleHashColumn(Columns):
+    """What is counted of samples, as :class:`BatchCounts` has it; what differs from rank to rank or window to window adds up."""
+
+    SAMPLES = SUM
+    SEEN = SUM
+    COPIES = SUM
+    DISTINCT = SUM
 
 
 class HashColumn(Columns):
@@ -105,6 +146,10 @@ class BatchCounts:
         rank_batches: Sampled batches that were compared over the ranks, of the window's last 16.
         same_on_ranks: Those of them that were the same on all ranks.
         different: How many of these differ from one another.
+        samples: Samples that were compared with those of earlier batches of the window: the first 32 of a batch.
+        seen: Those of them that are the same as one of these, in all tensors of the batch.
+        copies: Those of them that are the same as one before in their own batch.
+        distinct: How many samples differ from one another, of the last 512 of them and of the first batch.
     """
 
     compared: int = 0
@@ -113,6 +158,10 @@ class BatchCounts:
     rank_batches: int = 0
     same_on_ranks: int = 0
     different: int = 0
+    samples: int = 0
+    seen: int = 0
+    copies: int = 0
+    distinct: int = 0
 
 
 class BatchHashes(Tables):
@@ -124,7 +173,9 @@ class BatchHashes(Tables):
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._pairs, self._last = RowTable(1, device, PairColumn), RowTable(SLOTS, device, HashColumn)
-        super().__init__(device, pairs=self._pairs, last=self._last)
+        self._of_samples = RowTable(1, device, SampleHashColumn)
+        super().__init__(device, pairs=self._pairs, last=self._last, samples=self._of_samples)
+        self.samples: Tensor | None = None  # hashes of samples of this window
         self._next = 0
         self.before: Tensor | None = None  # the hash of the batch before, if that was sampled
         self._parts: Tensor | None = None  # the hashes of the tensors of the last batch that was hashed
@@ -134,6 +185,7 @@ class BatchHashes(Tables):
         """Record a sampled batch, or the one after it; others are skipped."""
         if not sampled and self.before is None:
             return
+        self._add_samples(batch)
         hashes, before = batch_hashes(batch), self.before
         if hashes is None:
             self.before = self._parts = None
@@ -147,6 +199,21 @@ class BatchHashes(Tables):
         if sampled:
             self._last.rows[self._next] = torch.stack((found, -found)).to(self._last.rows)
             self._next = (self._next + 1) % SLOTS
+
+    def _add_samples(self, batch: BatchTensors) -> None:
+        """Compare the samples of a batch with those of earlier ones."""
+        found, known, column = sample_hashes(batch), self.samples, SampleHashColumn
+        if found is None:
+            return
+        hashes, varied = found
+        if known is not None and known.device == hashes.device:
+            seen = torch.isin(hashes, known).sum()
+            row = torch.stack((torch.full_like(seen, len(hashes)), seen, len(hashes) - _different(hashes))) * varied
+            self._of_samples.rows[0, : column.DISTINCT] += row.to(self._of_samples.rows)
+            hashes = torch.cat((known, hashes))[-REMEMBERED:]
+        self.samples = hashes
+        distinct = self._of_samples.rows[0, column.DISTINCT]
+        torch.maximum(distinct, _different(hashes).to(distinct), out=distinct)
 
     def _compare_parts(self, parts: Tensor) -> Tensor:
         """Whether a tensor that changes at times is the same as in the last batch that was hashed, shape ``()``."""
@@ -168,7 +235,7 @@ class BatchHashes(Tables):
         """Start a new window. The first batch of an epoch is not compared with the last one of the epoch before."""
         super().reset()
         self._next = 0
-        self.before = self._parts = None
+        self.before = self._parts = self.samples = None
 
     def read(self, packed: Tensor, ranks: int) -> BatchCounts:
         """Name the numbers of a packed table on the host; ``ranks`` get data of their own."""
@@ -177,4 +244,6 @@ class BatchHashes(Tables):
         same = [high for high, low in hashed if high == low]
         on_ranks = (len(hashed), len(same), len(set(same))) if ranks > 1 else ()
         compared, repeated = map(int, parts["pairs"].tolist())
-        return BatchCounts(compared, repeated, ranks, *on_ranks)
+        samples, seen, copies, distinct = map(int, parts["samples"].tolist())
+        of_ranks = dict(zip(("rank_batches", "same_on_ranks", "different"), on_ranks, strict=False))
+        return BatchCounts(compared, repeated, ranks, **of_ranks, samples=samples, seen=seen, copies=copies, distinct=distinct)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, graded, percent, where
+from lightning_hooks.diagnostics.batches.hashes import BatchCounts
 from lightning_hooks.diagnostics.causes.code import LABELS_LOST, SAME_BATCHES
 from lightning_hooks.diagnostics.causes.data import large_inputs, placeholder
 from lightning_hooks.diagnostics.ranks import TOLERANCE
@@ -74,6 +75,34 @@ class BatchRepeated(Rule, kind="batch_repeated", shares=("threshold",)):
                 f"{batches.repeated} of {batches.compared} sampled batches are the same as the batch after them, or a tensor of "
                 f"theirs is (limit {percent(self.threshold)}): the model sees few different samples.",
             )  # fmt: skip
+
+
+class FewSamples(Rule, kind="batch_repeated"):
+    """Few samples of which a batch holds copies, and that come again and again within an epoch, in other batches.
+
+    An epoch reads each sample once. One that goes through few data several times has no copies in a batch; one that draws with
+    replacement, or a rare class more often, has more different samples; copies of a prompt are in one batch alone. Samples of few
+    possible values, such as the states of a game, are not compared, and augmentation makes others of each.
+    """
+
+    most: ClassVar[int] = 32  # different samples that there may be
+    share: ClassVar[float] = 0.6  # of the samples of later batches that must have come before
+    copies: ClassVar[float] = 0.05  # of these that must be copies of one before in their own batch
+    min_samples: ClassVar[int] = 16  # samples of later batches that there must be, and as many as are different
+
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        for _, found in where({THE_DATA: report.model_setup.batches}, self._holds):
+            yield self.alert(
+                report, THE_DATA, found.seen / found.samples, self.share, "warning",
+                f"{found.seen} of {found.samples} samples had come in an earlier batch of the same epoch (limit "
+                f"{percent(self.share)}), {found.copies} are copies of others of their own batch, and no more than "
+                f"{found.distinct} that were read are different.",
+                advice=("Let __getitem__ use the index that it is given, over all samples", "Count the samples of an epoch"),
+            )  # fmt: skip
+
+    def _holds(self, found: BatchCounts) -> bool:
+        few = 1 < found.distinct <= min(self.most, found.samples) and not found.repeated and found.samples >= self.min_samples
+        return few and found.seen > self.share * found.samples and found.copies > self.copies * found.samples
 
 
 class FeatureScale(Rule, kind="feature_scale"):
@@ -156,7 +185,7 @@ class RanksSameBatch(Rule, kind="ranks_same_batch"):
             )  # fmt: skip
 
 
-__all__ = ["BatchRepeated", "FeatureScale", "IdOutOfRange", "LabelsIgnored", "RanksDiffer", "RanksSameBatch"]
+__all__ = ["BatchRepeated", "FeatureScale", "FewSamples", "IdOutOfRange", "LabelsIgnored", "RanksDiffer", "RanksSameBatch"]
 
 KINDS = (
     Kind(
@@ -173,10 +202,13 @@ KINDS = (
         "batch_repeated", "The same batch again and again", group="Data", states="fact", measures="share",
         causes=(SAME_BATCHES,),
         meaning="A training batch, or one of its tensors that otherwise changes, is the same as in the batch after it, to the "
-        "bit, again and again within an epoch.",
+        "bit, again and again within an epoch. Or batches hold few different samples, with copies.",
         formula="share = sampled batches that are the same as the next batch of the epoch / sampled batches\n"
         "        the same: all tensors, or one of floating-point numbers (32 and more different ones) that changes at times\n\n"
-        "alert if share >= {BatchRepeated.threshold}, of at least {BatchRepeated.min_batches} sampled batches",
+        "alert if share >= {BatchRepeated.threshold}, of at least {BatchRepeated.min_batches} sampled batches\n"
+        "or if no more than {FewSamples.most} samples are different, and over {FewSamples.share} of those of later batches, "
+        "at least {FewSamples.min_samples} and as many,\n   came in an earlier batch, and over {FewSamples.copies} "
+        "are copies of others of their batch",
         advice=("Split the data by torch.utils.data.get_worker_info() in an IterableDataset",
             "Draw with torch's generator, or seed each loader worker with torch.initial_seed()",
             "Compare two batches of the loader", "Where batches are repeated on purpose, mute this with rules=['-batch_repeated']"),

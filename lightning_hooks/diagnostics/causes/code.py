@@ -125,7 +125,9 @@ def other_numbers(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     one, other = inputs.get("training"), inputs.get("validation")
     differs = one is not None and other is not None and one.rms > 0 and not 0.8 < other.rms / one.rms < 1.25
     of_loss = facts.flow.loss is not None and bool(facts.flow.loss.validations) and alert.site not in facts.modules
-    found.add(of_loss and not differs, STRONG, "the validation loss is worse than guessing, on inputs of the same size")
+    named = alert.site in facts.features.validated
+    found.add(named, PROOF, "predictions follow the labels of validation one to one, by other numbers")
+    found.add(of_loss and not (differs or named), STRONG, "the validation loss is worse than guessing, on inputs of the same size")
     numbers, to = "the numbers of classes and words in validation", "those of training: one table for both, not unique() of a part"
     remedy = replace(numbers, to, "a validation loss near that of training")
     return "Validation has other numbers for the same classes or words, or each batch of training has numbers of its own.", [remedy]

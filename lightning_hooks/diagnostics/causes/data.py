@@ -177,3 +177,20 @@ def unrelated_targets(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     what = "that row i of the targets belongs to row i of the inputs (one shuffle, sort or loader for both)"
     remedy = Remedy("check", f"{what}, and that what the model is given holds what targets depend on", steps=SOON)
     return "Weights move, and the loss stays at that of a constant: targets do not follow from what the model is given.", [remedy]
+
+
+CHANCE = 2.0
+"""Standard deviations up to which predictions agree with targets by chance."""
+
+
+@possible_cause("check that targets belong to their inputs, and that validation has the columns and the numbers of training")
+def unlike_validation(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """What is learned does not hold for validation."""
+    known = [*facts.features.agreement.values(), *(pairs.sigmas for pairs in facts.features.validated.values())]
+    most = max(known, default=math.nan)
+    text = f"predictions follow targets there by no more than {most:.2g} standard deviations of chance"
+    found.add(alert.severity != "info" and most < CHANCE, STRONG, text)
+    what = "that each target belongs to its input, and that columns and classes of validation are in the order of training"
+    code = "trainer.validate(model, train_dataloader)"
+    remedy = Remedy("check", what, effect="a validation loss near that of training", steps=SOON, code=code)
+    return "What training has learned has nothing to do with the targets of validation.", [remedy]

@@ -17,6 +17,7 @@ from lightning_hooks.diagnostics.features.table import FeatureTable
 from lightning_hooks.diagnostics.loss_inputs.leaks import TargetCopyTable
 from lightning_hooks.diagnostics.loss_inputs.predictions import LossInputs
 from lightning_hooks.diagnostics.loss_inputs.targets import LossTargets
+from lightning_hooks.diagnostics.loss_inputs.validated import ValidatedClasses, ValidatedNumbers
 from lightning_hooks.diagnostics.representations import RepresentationTable, batch_size_of
 from lightning_hooks.hooks.functions import FUNCTIONS, UNMEASURED
 from lightning_hooks.hooks.selection import named_sites
@@ -42,6 +43,8 @@ class OutputParts:
             self.copies = TargetCopyTable(functional, context, [name for name, _ in sites])
             losses, targets = LossInputs(functional, context), LossTargets(functional, context)
             self.tables |= {"loss_inputs": losses, "loss_targets": targets, "calls": self._calls, "copies": self.copies}
+            self.tables["validated"] = ValidatedClasses(functional, context)
+            self.tables["agreement"] = ValidatedNumbers(functional, context)
         self.batch_start: Callable[..., None] = context.guard(self._batch_start, "the batch (its samples)")
         self.batch_end: Callable[..., None] = context.guard(self._batch_end, "outputs (whether samples differ)")
         self.compares = False

@@ -7,11 +7,13 @@ from itertools import pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, in_batch, percent
-from lightning_hooks.diagnostics.causes import code, rates, steps, wiring
+from lightning_hooks.declare.rule import Alerts, Rule, in_batch, percent, where
+from lightning_hooks.diagnostics.causes import code, data, rates, steps, wiring
 from lightning_hooks.diagnostics.loss.report import NO_LOSS
 from lightning_hooks.diagnostics.loss.rules import SITE
+from lightning_hooks.diagnostics.loss_inputs.validated import ClassPairs
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
+from lightning_hooks.trackers.console import some
 
 VALIDATION_SITE = "validation loss"
 
@@ -163,7 +165,32 @@ class ValidationApart(Rule, kind="validation_shift", judges="epoch"):
             )  # fmt: skip
 
 
-__all__ = ["LearnedByHeart", "LossPlateau", "Overfitting", "ValidationApart", "ValidationShift"]
+class ClassesRenumbered(Rule, kind="validation_shift"):
+    """A cross entropy whose predictions follow the labels of validation one to one, but by other numbers.
+
+    That is no chance: what the model has learned holds for validation data. It counts where more predictions are right by other
+    numbers than by those of the labels, and those of training are right by their own.
+    """
+
+    sigmas: ClassVar[float] = 4.0  # of as many tosses of a coin, by which predictions must be right by other numbers more often
+
+    def __call__(self, report: FeatureReport) -> Alerts:
+        trained = {site: stats.accuracy for site, stats in report.outputs.items()}
+        for site, found in where(report.validated, self._holds):
+            for accuracy in (share for name, share in trained.items() if name == site and 2 * share > found.own + found.other):
+                named = [f"{label} is predicted as {guess}" for label, guess in found.renumbered.items()]
+                yield self.alert(
+                    report, site, found.other, found.own, "warning",
+                    f"in validation class {some(named, 3)}: {percent(found.other)} of {found.rows} predictions are right by these "
+                    f"numbers, and {percent(found.own)} by those of the labels, where training has {percent(accuracy)}.",
+                    advice=("Number the classes once, by one table for training and validation",),
+                )  # fmt: skip
+
+    def _holds(self, found: ClassPairs) -> bool:
+        return len(found.renumbered) > 1 and found.moved - found.right > self.sigmas * math.sqrt(found.moved + found.right)
+
+
+__all__ = ["ClassesRenumbered", "LearnedByHeart", "LossPlateau", "Overfitting", "ValidationApart", "ValidationShift"]
 
 KINDS = (
     Kind(
@@ -179,6 +206,7 @@ KINDS = (
     ),
     Kind(
         "overfitting", "Validation loss that rises", group="Loss", states="outcome", measures="share",
+        causes=(data.unlike_validation,),
         meaning="The validation loss rises from validation to validation while the training loss falls, or was never better than "
         "guessing while the training loss is. The metric is one that "
         "you log with `val` and `loss` in its name.",
@@ -194,13 +222,17 @@ KINDS = (
             "Use more data, augmentation, dropout or weight decay, or a smaller model"),
     ),
     Kind(
-        "validation_shift", "Validation data unlike the training data", group="Data", states="outcome",
+        "validation_shift", "Validation data unlike the training data", group="Data", states="fact",
         causes=(code.other_numbers, code.OTHER_UNITS),
-        meaning="The model's input has a different size in validation than in training. Usually one of the two is not normalised.",
+        meaning="The model's input has a different size in validation than in training: usually one of the two is not normalised. "
+        "Or predictions in validation follow the labels, by other numbers of the classes.",
         formula="ratio = rms(model input in validation) / rms(model input in training)\n\n"
         "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}\n"
         "or if, in the first two epochs, two validation losses in a row > {ValidationApart.worse} * that of guessing, and training "
-        "loss < {ValidationApart.better} * validation loss",
+        "loss < {ValidationApart.better} * validation loss\n"
+        "or if, of the predictions of a cross entropy in validation, more are right by other numbers of classes than by those of "
+        "the labels,\n   by {ClassesRenumbered.sigmas} * sqrt(both), of two classes and more, each predicted as one other class "
+        "and nothing else as that,\n   and in training more are right than the mean of both",
         advice=("Use the same transforms and units for training and validation",),
     ),
 )  # fmt: skip

@@ -189,7 +189,7 @@ def measure(
         first: Whether it is the training's first call.
     """
     as_labels = target.dtype in _INTEGERS
-    taken, labels = _sampled(logits, target)
+    taken, labels = sampled_rows(logits, target)
     dtype, tolerance = row_dtype(logits.device), _tolerance(logits.dtype)
     x = taken if taken.dtype in (torch.float32, dtype) else taken.float()
     log_z = x.logsumexp(-1)
@@ -258,7 +258,7 @@ def same_rows(rows: Tensor, counts: Tensor) -> Tensor:
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def _sampled(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def sampled_rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Evenly spaced rows of the logits, shape ``(rows, C)``, and what belongs to them of the target."""
     soft = target.shape == logits.shape
     if logits.dim() == 1:

@@ -165,12 +165,12 @@ class SetupChecks(Tables):
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed window needs next to the table."""
-        return {"before": self._hashes.before}
+        return {"before": self._hashes.before, "samples": self._hashes.samples}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the state of an earlier run."""
-        before = state.get("before")
-        self._hashes.before = None if before is None else before.to(self._device)
+        for name in ("before", "samples"):
+            setattr(self._hashes, name, None if (kept := state.get(name)) is None else kept.to(self._device))
 
     # Events.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,7 +36,9 @@ def found(report: GradientFlowReport) -> list[tuple[str, str, str]]:
 
 def test_nothing_is_unusual_in_an_ordinary_training() -> None:
     report = fit(Classifier(ResidualCNN()), loader(IMAGES))
-    assert report.model_setup == ModelSetup(labels=LabelCounts(4, 0, 26, 0), batches=BatchCounts(compared=3))
+    assert report.model_setup == ModelSetup(
+        labels=LabelCounts(4, 0, 26, 0), batches=BatchCounts(compared=3, samples=42, distinct=50)
+    )
     assert found(report) == []
 
 
@@ -350,7 +353,7 @@ def batches(*numbers: int) -> Any:
 )
 def test_batches_that_come_again(order: tuple[int, ...], every: int, compared: int, repeated: int) -> None:
     report = fit(Classifier(mlp()), batches(*order), every, max_epochs=2)  # from epoch to epoch they come again
-    assert report.model_setup.batches == BatchCounts(compared, repeated)
+    assert (report.model_setup.batches.compared, report.model_setup.batches.repeated) == (compared, repeated)
     assert found(report) == ([("batch_repeated", "the data", "warning")] if repeated else [])
 
 
@@ -381,7 +384,9 @@ def test_a_window_goes_on_from_a_checkpoint(tmp_path: Any) -> None:
     resumed = GradientFlowMonitor(every_n_steps=1, summary=False)
     trainer([resumed]).fit(unusual(), batches(0, 0, 1, 1, 2, 2, 3), ckpt_path=tmp_path / "a.ckpt", weights_only=False)
     expected = whole.report.model_setup
-    assert expected.batches == BatchCounts(6, 3)
+    assert expected.batches == BatchCounts(6, 3, samples=48, seen=24, distinct=32)
     assert expected.eval_modes == {"net.1": 1}
     assert expected.unregistered["blocks"].reached
-    assert resumed.report.model_setup == expected
+    again = resumed.report.model_setup  # the loader has started from its first batch
+    assert again.batches == BatchCounts(6, 3, samples=48, seen=40, distinct=16)
+    assert replace(again, batches=expected.batches) == expected

@@ -150,7 +150,7 @@ fault.by("large_inputs destroyed_inputs", "subtract the mean from the inputs", f
          inputs_shifted=lambda t, _: inputs(t, times(1.0, between(t, 5, 300) * spread(t))))
 fault.by("other_units", "scale validation as training", floats,
          validation_in_other_units=lambda t, _: inputs(t, times(t.pick((1 / 255, 16.0, 255.0, between(t, 5, 100)))), BOTH[1:]))
-fault.by("unrelated_targets", "keep each sample with its target", targets,
+fault.by("unrelated_targets unlike_validation", "keep each sample with its target", targets,
          targets_shuffled=lambda t, _: answers(t, lambda y: y[shuffled(t, len(y))], TRAIN))
 fault.by("constant_data destroyed_inputs", "scale before the numbers become integers", both(pixels, floats),
          divided_as_integers=lambda t, _: inputs(t, lambda x: (x / (1.01 * x.abs().max())).trunc()))
@@ -160,7 +160,7 @@ fault.by("same_batches", "draw new samples for each batch",
          few_samples_repeated=lambda t, _: chosen(t, torch.arange(len(t.data.train.inputs[0])) % int(between(t, 2, 24))))
 fault.by("target_in_input", "leave out the column that holds the target", both(classes, columns),
          column_that_is_the_target=lambda t, i: column(t, i, lambda _: t.data.train.targets.flatten().float(), TRAIN))
-fault.by("other_units", "bring the columns of validation into the order of training", both(columns, targets),
+fault.by("other_units unlike_validation", "bring the columns of validation into the order of training", both(columns, targets),
          columns_in_another_order=lambda t, _: inputs(
     t, partial(torch.index_select, dim=1, index=moved(t, t.data.train.inputs[0].shape[1])), TRAIN))
 fault.by("labels_lost", "ignore only what is padding", ignorable,
