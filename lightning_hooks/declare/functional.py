@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import ClassVar
 
 import torch
@@ -31,7 +32,8 @@ class CallSites:
         place = self._places.get(site.index)
         if place is None:
             sites = [] if self._functional is None else self._functional.sites[: site.index]
-            place = self._places[site.index] = sum(before.function in self._functions for before in sites)
+            before = [*map(attrgetter("function"), sites)]
+            place = self._places[site.index] = sum(map(before.count, self._functions))
         return place
 
     def renumbered(self) -> None:

@@ -168,7 +168,7 @@ class FunctionalCalls:
     def _is_full(self) -> bool:
         """Whether the calls of all modules are to be seen: those that call nothing so far may start to."""
         before, self._state = self._state, [module.__dict__.get("training") for module in self.observer.callers.values()]
-        self._state += [parameter.requires_grad for parameter in self._parameters]
+        self._state += map(attrgetter("requires_grad"), self._parameters)
         self._batches += 1
         return self._batches <= FIRST_FULL or self._batches % FULL_EVERY == 0 or self._state != before
 
@@ -182,7 +182,7 @@ class FunctionalCalls:
 
     def of(self, owner: object) -> bool:
         """Whether an owner records calls of training batches."""
-        return any(subscriber.owner is owner and not subscriber.in_validation for subscriber in self._subscribers)
+        return owner in [subscriber.owner for subscriber in self._subscribers if not subscriber.in_validation]
 
     def validation_batch(self, index: int) -> None:
         """A validation batch starts: calls in the first one are seen, of modules that take no fused path."""

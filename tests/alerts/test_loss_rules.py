@@ -29,6 +29,7 @@ from lightning_hooks.alerts import (
 from lightning_hooks.diagnostics.loss.report import ValidationLoss
 from lightning_hooks.diagnostics.loss.table import LossTable
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
+from lightning_hooks.diagnostics.setup.checks import ModelSetup
 
 NAN = math.nan
 
@@ -270,6 +271,8 @@ def test_a_loss_that_falls_without_bound(start: float, last: float, over: float 
         (2.6, 1.9, {"epoch": 2}, False),  # it may have learned by heart
         (2.6, 1.9, {"loss_sign": 0}, False),
         (2.6, 1.9, {"learning": LearningReport()}, False),
+        (2.6, 1.9, {"model_setup": ModelSetup(slowest_momentum=0.04)}, False),  # 0.96 ** 64 = 7 %
+        (2.6, 1.9, {"model_setup": ModelSetup(slowest_momentum=0.05)}, True),  # 4 %
     ],
 )
 def test_validation_losses_worse_than_guessing_in_the_first_two_epochs(

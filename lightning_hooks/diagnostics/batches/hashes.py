@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ def batch_hashes(batch: BatchTensors) -> tuple[Tensor, Tensor] | None:
         equal, as in data that only stand in for some. And those of its tensors, shape ``(MOST_TENSORS,)``: 0 for all that are not
         compared by themselves. None without tensors, or with too few numbers.
     """
-    tensors = [tensor for _, tensor in batch[:MOST_TENSORS]]
+    tensors = [*map(itemgetter(1), batch[:MOST_TENSORS])]
     samples: list[tuple[Tensor, Tensor]] = []
     numbers = 0
     for tensor, values in zip(tensors, all_values(tensors, real=True), strict=True):
@@ -55,7 +56,8 @@ def batch_hashes(batch: BatchTensors) -> tuple[Tensor, Tensor] | None:
         total = total * _STEP + mixed
         varies = varies | (bits != bits[0]).any()
         if tensor.is_floating_point() and bits.numel() >= VARIED:
-            alone[place] = torch.where(_different(bits) >= VARIED, mixed, 0)
+            different = (bits.sort().values.diff() != 0).sum() + 1
+            alone[place] = torch.where(different >= VARIED, mixed, 0)
     return torch.where(varies, ((total >> 17) & (2**BITS - 1)).clamp_min(1), 0), torch.stack(alone)
 
 
@@ -72,10 +74,6 @@ def _sample(values: Tensor) -> Tensor:
         some = values.as_strided((count,), (1,))[::step].contiguous()
     else:  # such as a mask that is expanded over all queries, whose copy may be as large as the memory
         some = values[indices_of(torch.arange(0, count, step, device=values.device), values.shape)]
-    return _bits(some)
-
-
-def _bits(some: Tensor) -> Tensor:
     return (some if some.dtype == torch.bool else some.view(_INTEGERS[some.element_size()])).to(torch.int64)
 
 
@@ -85,19 +83,21 @@ def sample_hashes(batch: BatchTensors) -> tuple[Tensor, Tensor] | None:
     Returns:
         The hashes, shape ``(samples,)``, int64, and whether the samples can be compared, shape ``()``. None where they cannot.
     """
-    tensors = [tensor for _, tensor in batch[:MOST_TENSORS] if tensor.dim() and tensor.numel()]
-    size = len(max(tensors, key=Tensor.numel)) if tensors else 0
+    tensors = [*map(itemgetter(1), batch[:MOST_TENSORS])]
+    largest = max(tensors, key=Tensor.numel, default=None)
+    size = len(largest) if largest is not None and largest.dim() else 0
     rows: list[Tensor] = []
-    for values in all_values([tensor for tensor in tensors if len(tensor) == size], real=True):
-        inner = values.numel() // len(values)
-        within = torch.arange(0, inner, max(1, inner // NUMBERS), device=values.device)
-        places = torch.arange(min(len(values), MOST_SAMPLES), device=values.device)[:, None] * inner + within
-        rows += [_bits(values[indices_of(places, values.shape)])] if not rows or values.device == rows[0].device else []
-    if sum(row.shape[1] for row in rows) < FEWEST_OF_SAMPLE or len({len(row) for row in rows}) > 1:
+    for values in all_values(tensors, real=True) if size else ():
+        if values.dim() and len(values) == size and (not rows or values.device == rows[0].device):
+            some = values[:MOST_SAMPLES].flatten(1) if values.dim() > 1 else values[:MOST_SAMPLES, None]
+            some = some[:, :: max(1, some.shape[1] // NUMBERS)]
+            rows.append((some if some.dtype == torch.bool else some.view(_INTEGERS[some.element_size()])).to(torch.int64))
+    bits = torch.cat(rows, 1) if rows else torch.zeros(0, 0)
+    if bits.shape[1] < FEWEST_OF_SAMPLE:
         return None
-    bits = torch.cat(rows, 1)
     mixed = bits * _odd_numbers(bits.shape[1], bits.device)
-    return ((mixed ^ (mixed >> 29)) * _MIX).sum(1), _different(bits.flatten()) > FEWEST_OF_SAMPLE
+    different = (bits.flatten().sort().values.diff() != 0).sum() + 1
+    return ((mixed ^ (mixed >> 29)) * _MIX).sum(1), different > FEWEST_OF_SAMPLE
 
 
 def _different(values: Tensor) -> Tensor:

@@ -156,8 +156,10 @@ class WeightsWatch:
         """Find out what was set in the window, and how far copies are behind. One copy from the device."""
         self.set, self._between = None, self._taken(self._known.values())
         end = self._between if self._before is None else self._before[1]
-        of_pauses = (values for pause in self._pauses for values in pause[2:])
-        taken = [self._first, self._base, self._start, end, *of_pauses, *self._steps]
+        taken = [self._first, self._base, self._start, end]
+        for pause in self._pauses:
+            taken += pause[2:]
+        taken += self._steps
         if not self._known or len({*map(len, taken), len(self._between)}) > 1:
             self.follow()
             return

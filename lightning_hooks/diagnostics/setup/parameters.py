@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ class SetupWatch:
 
     def batch_start(self, optimizers: OptimizerGroups, model: nn.Module) -> None:
         """A sampled batch starts: note the learning rates in force and those that schedulers leave in the groups."""
-        for number, group in enumerate([group for _, groups in optimizers for group in groups]):
+        for number, group in enumerate(chain.from_iterable(map(itemgetter(1), optimizers))):
             for name in ("lr", "initial_lr", "max_lr"):
                 rate = group.get(name)
                 if rate is not None and type(rate) is not float:

@@ -7,6 +7,7 @@ synchronisation that ``.item()`` is on an accelerator.
 from __future__ import annotations
 
 import math
+import operator
 import threading
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -77,11 +78,13 @@ class HostKernels(Kernels):
                 row = table.numpy()[index]
                 # In Python's numbers, in Column's order: single entries of an array cost more than the arithmetic.
                 known = row.tolist()
-                calls, _, _, _, low, high, zeros, nonfinite, saturated, saturable, norm, norm_max, most_units, *_ = known
+                calls, count, mean, m2, low, high, zeros, nonfinite, saturated, saturable, norm, norm_max, most_units, *_ = known
+                total, away = count + new.n, new.mean - mean
+                by = away * new.n / total
                 if bounds is not None:
                     saturated, saturable = saturated + number(torch.as_tensor(self.beyond(bounds))), saturable + bounds.total
                 row[: Column.UNITS + 1] = (
-                    *(calls + new_call, *_pooled(known[Column.COUNT : Column.MIN], new)),
+                    *(calls + new_call, total, mean + by, m2 + new.powers[0] + away * by * count),
                     *(min(low, new.min), max(high, new.max), zeros + new.zeros, nonfinite),
                     *(saturated, saturable, norm + new.norm, max(norm_max, new.norm)),
                     max(most_units, 0 if units is None else units.n),
@@ -95,9 +98,11 @@ class HostKernels(Kernels):
         known = addresses is not None and 0 not in addresses
         plain = [*map(Tensor.detach, tensors)] if known else all_values(tensors)
         plain = [values if values.itemsize > 1 else values.float() for values in plain] if zeros else plain
-        norms = torch.tensor([_norm(_flat(as_real(x) if x.is_complex() else x)) for x in plain], dtype=torch.float64)
+        # In float64, where squares neither overflow nor vanish.
+        real = [*map(as_real, plain)] if any(map(torch.is_complex, plain)) else plain
+        norms = [torch.linalg.vector_norm(x if x.itemsize > 1 else x.float(), dtype=torch.float64) for x in real]
         counts = torch.tensor([*map(_zeros, plain)], dtype=torch.float64) if zeros else None
-        return Norms(norms, counts, [*map(Tensor.numel, plain)])
+        return Norms(torch.stack(norms), counts, [*map(Tensor.numel, plain)])
 
 
 def summarize_at_once(values: Tensor, moments: bool = False) -> Summary | None:
@@ -113,15 +118,16 @@ def summarize_at_once(values: Tensor, moments: bool = False) -> Summary | None:
     n, total, square, low, high, zeros = values.numel(), 0.0, 0.0, math.inf, -math.inf, 0
     if not n:
         return None
-    flat = _flat(values)
-    chunks = _chunks(flat)
+    flat = values.view(-1) if values.dtype is torch.float32 and values.is_contiguous() else _flat(values)
+    chunks = (flat,) if n <= CHUNK else torch.split(flat, CHUNK)
     for chunk in chunks:
-        part, array = number(torch.dot(chunk, chunk)), chunk.numpy()
+        array = chunk.numpy()
+        part, whole = torch.stack((torch.dot(chunk, chunk), chunk.sum())).tolist()
         if not math.isfinite(part):
             return None
-        square, total = square + part, total + number(chunk.sum())
+        square, total = square + part, total + whole
         low, high = min(low, float(array.min())), max(high, float(array.max()))
-        zeros += _zeros(chunk)
+        zeros += int(np.count_nonzero(array == 0))
     peak = max(-low, high)
     if peak and not _SAFE[0] < peak < _SAFE[1]:
         return None
@@ -139,40 +145,25 @@ def _about_the_mean(chunks: Sequence[Tensor], n: int, pivot: float) -> tuple[flo
     for chunk in chunks:
         off = chunk.to(torch.float64, copy=True).sub_(pivot)
         square = off * off
-        parts = (off.sum(), square.sum(), torch.dot(square, off), torch.dot(square, square))
-        sums = [known + number(part) for known, part in zip(sums, parts, strict=True)]
+        parts = torch.stack((off.sum(), square.sum(), torch.dot(square, off), torch.dot(square, square)))
+        sums = [*map(operator.add, sums, parts.tolist())]
     by = sums[0] / n
     second, third, fourth = about_the_mean(by, *sums)
     return pivot + by, (max(second, 0.0), third, max(fourth, 0.0))
 
 
 def _pooled(known: Sequence[float], new: Summary) -> tuple[float, ...]:
-    """Count, mean and sums of powers of deviations of values in a row, with new ones; as :func:`~.pool` does."""
+    """The columns of the higher moments of values in a row, with new ones; as :func:`~.pool` does."""
     count, mean, *powers = known
     total, away = count + new.n, new.mean - mean
     by = away * new.n / total
-    both = zip(moved(count, -by, powers), moved(new.n, away - by, new.powers), strict=False)  # as many as the row has
-    return total, mean + by, *(a + b for a, b in both)
+    return total, mean + by, *map(operator.add, moved(count, -by, powers), moved(new.n, away - by, new.powers))
 
 
 def _flat(values: Tensor) -> Tensor:
     """The values in one dimension, float32 or float64, in memory order; a view wherever strides allow."""
     values = values if values.dtype in (torch.float32, torch.float64) else values.float()
-    if values.is_contiguous():
-        return values.view(-1)
     return values.permute(sorted(range(values.dim()), key=values.stride, reverse=True)).reshape(-1)
-
-
-def _chunks(flat: Tensor) -> Sequence[Tensor]:
-    return (flat,) if flat.numel() <= CHUNK else torch.split(flat, CHUNK)
-
-
-def _norm(flat: Tensor) -> float:
-    """The L2 norm: in float64 where a sum of squares in float32 is not exact."""
-    square = sum(number(torch.dot(chunk, chunk)) for chunk in _chunks(flat))
-    if _SAFE[0] ** 2 < square < _SAFE[1] ** 2:
-        return math.sqrt(square)
-    return number(torch.linalg.vector_norm(flat, dtype=torch.float64))
 
 
 def _zeros(values: Tensor) -> int:

@@ -37,7 +37,7 @@ def found(report: GradientFlowReport) -> list[tuple[str, str, str]]:
 def test_nothing_is_unusual_in_an_ordinary_training() -> None:
     report = fit(Classifier(ResidualCNN()), loader(IMAGES))
     assert report.model_setup == ModelSetup(
-        labels=LabelCounts(4, 0, 26, 0), batches=BatchCounts(compared=3, samples=42, distinct=50)
+        slowest_momentum=0.1, labels=LabelCounts(4, 0, 26, 0), batches=BatchCounts(compared=3, samples=42, distinct=50)
     )
     assert found(report) == []
 
@@ -111,6 +111,7 @@ def test_a_norm_in_eval_mode_that_has_seen_no_data(norm: str, sites: tuple[str, 
     net[1].eval()
     report = fit(Sees(net))
     assert report.model_setup.unestimated == sites
+    assert report.model_setup.slowest_momentum == (0.1 if norm == "in this fit" else 1.0)
     assert found(report) == [("eval_mode", "net.1", severity)]
 
 
