@@ -39,19 +39,25 @@ class Fault:
 
 HEALTHY: dict[str, Callable[[], Training]] = {}
 FAULTS: dict[str, Fault] = {}
+Recipe = Callable[..., Training]
 Loss = Callable[[Any, Any], Tensor]
 Scores = Callable[[Any, Any], dict[str, Tensor]]
 
 
-def healthy(recipe: Callable[..., Training]) -> Callable[..., Training]:
+def healthy(recipe: Recipe) -> Recipe:
     """Put a recipe in the catalogue under its name."""
     HEALTHY[recipe.__name__] = recipe
     return recipe
 
 
-def fault(name: str, story: str, recipe: Callable[..., Training], measure: str, lost: float, **mistake: Any) -> None:
-    """Put a recipe in the catalogue once more, with a mistake in one of its arguments."""
-    FAULTS[name] = Fault(story, recipe, partial(recipe, **mistake), measure, lost)
+def fault(name: str, story: str, measure: str, lost: float, **mistake: Any) -> Callable[[Recipe], Recipe]:
+    """Put a recipe in the catalogue once more, with a mistake in its arguments."""
+
+    def add(recipe: Recipe) -> Recipe:
+        FAULTS[name] = Fault(story, recipe, partial(recipe, **mistake), measure, lost)
+        return recipe
+
+    return add
 
 
 class Learner(LightningModule):

@@ -7,12 +7,12 @@ import re
 from collections import Counter
 from functools import cache
 from importlib import import_module
+from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydoc_data.topics import topics
 from sklearn import datasets
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset

@@ -16,9 +16,17 @@ from transformers import get_cosine_schedule_with_warmup as cosine
 
 from .case import Learner, Training, accuracy, cross_entropy, fault, healthy, hf_accuracy, hf_loss, mse
 from .data import digits, feed, photo, replace, rng, shuffled
-from .nets import Block, Call, UNet, convnet, frozen, mlp, pretrain
+from .nets import Call, UNet, convnet, frozen, mlp, pretrain
 
 
+@fault("nll_of_plain_outputs", "nll_loss is given plain outputs, without a log-softmax before it.", "val_acc", 0, last=nn.Identity)
+@fault(
+    "scheduler_per_batch",
+    "StepLR with a factor of 0.7 is stepped after each batch, not each epoch.",
+    "val_loss",
+    0,
+    interval="step",
+)
 @healthy
 def mnist_example_on_digits(last: Any = partial(nn.LogSoftmax, 1), interval: str = "epoch") -> Training:
     net = nn.Sequential(*convnet(64, norm=False), nn.ReLU(), nn.Dropout(0.25), nn.Linear(64, 10), last())
@@ -31,12 +39,14 @@ def mnist_example_on_digits(last: Any = partial(nn.LogSoftmax, 1), interval: str
     return Training(module, feed(*digits(), batch=32), {"max_epochs": 4})
 
 
-story = "nll_loss is given plain outputs, without a log-softmax before it."
-fault("nll_of_plain_outputs", story, mnist_example_on_digits, "val_acc", 0, last=nn.Identity)
-story = "StepLR with a factor of 0.7 is stepped after each batch, not each epoch."
-fault("scheduler_per_batch", story, mnist_example_on_digits, "val_loss", 0, interval="step")
-
-
+@fault("decay_of_one", "Weight decay is 1.0 in place of 0.0005.", "val_acc", 0, decay=1.0)
+@fault(
+    "other_preprocessing_in_validation",
+    "Validation pictures are divided by 255 although they are scaled already.",
+    "val_acc",
+    0,
+    scale=1 / 255,
+)
 @healthy
 def resnet_with_one_cycle(interval: str = "step", decay: float = 5e-4, scale: float = 1.0) -> Training:
     shape: dict[str, Any] = {"num_channels": 1, "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
@@ -55,11 +65,8 @@ def resnet_with_one_cycle(interval: str = "step", decay: float = 5e-4, scale: fl
     return Training(module, fed, {"max_epochs": 5})
 
 
-fault("decay_of_one", "Weight decay is 1.0 in place of 0.0005.", resnet_with_one_cycle, "val_acc", 0, decay=1.0)
-story = "Validation pictures are divided by 255 although they are scaled already."
-fault("other_preprocessing_in_validation", story, resnet_with_one_cycle, "val_acc", 0, scale=1 / 255)
-
-
+@fault("vit_at_a_rate_for_sgd", "The learning rate of AdamW is 0.3 in place of 0.003.", "val_acc", 0, lr=0.3)
+@fault("labels_shuffled", "The labels of the training part were shuffled against their pictures.", "val_acc", 0, labels=shuffled)
 @healthy
 def vit_with_warmup(lr: float = 3e-3, labels: Any = None) -> Training:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "initializer_range": 0.1}
@@ -71,11 +78,7 @@ def vit_with_warmup(lr: float = 3e-3, labels: Any = None) -> Training:
     return Training(module, replace(fed, "labels", labels) if labels else fed, {"max_epochs": 5, "gradient_clip_val": 1.0})
 
 
-fault("vit_at_a_rate_for_sgd", "The learning rate of AdamW is 0.3 in place of 0.003.", vit_with_warmup, "val_acc", 0, lr=0.3)
-story = "The labels of the training part were shuffled against their pictures."
-fault("labels_shuffled", story, vit_with_warmup, "val_acc", 0, labels=shuffled)
-
-
+@fault("init_far_too_large", "The weights start with a deviation of 5.", "val_acc", 0, std=1.0)
 @healthy
 def mlp_mixer_in_bfloat16(std: float = 0.02) -> Training:
     class Mixer(nn.Module):
@@ -97,9 +100,7 @@ def mlp_mixer_in_bfloat16(std: float = 0.02) -> Training:
     return Training(module, feed(*digits()), {"max_epochs": 5, "precision": "bf16-mixed"})
 
 
-fault("init_far_too_large", "The weights start with a deviation of 5.", mlp_mixer_in_bfloat16, "val_acc", 0, std=1.0)
-
-
+@fault("sigmoid_before_bce_with_logits", "A sigmoid comes before the loss.", "val_loss", 0, squash=torch.sigmoid)
 @healthy
 def unet_segmentation(squash: Any = None) -> Training:
     x, _ = digits(16)
@@ -122,9 +123,13 @@ def unet_segmentation(squash: Any = None) -> Training:
     return Training(module, feed(noisy, mask, batch=32), {"max_epochs": 2})
 
 
-fault("sigmoid_before_bce_with_logits", "A sigmoid comes before the loss.", unet_segmentation, "val_loss", 0, squash=torch.sigmoid)
-
-
+@fault(
+    "boxes_in_pixels",
+    "The targets of the box are in pixels of a 1600-pixel picture, not from 0 to 1, and drown the other loss.",
+    "val_acc",
+    0,
+    pixels=1600.0,
+)
 @healthy
 def digit_detector_with_two_heads(pixels: float = 1.0) -> Training:
     x, y = digits()
@@ -157,10 +162,14 @@ def digit_detector_with_two_heads(pixels: float = 1.0) -> Training:
     return Training(Learner(Detector(), both, partial(Adam, lr=4e-3), scores), fed, {"max_epochs": 6})
 
 
-story = "The targets of the box are in pixels of a 1600-pixel picture, not from 0 to 1, and drown the other loss."
-fault("boxes_in_pixels", story, digit_detector_with_two_heads, "val_acc", 0, pixels=1600.0)
-
-
+@fault("rate_300_times_too_low", "The learning rate has two zeros too many.", "val_psnr", 0, lr=7e-6)
+@fault(
+    "pairs_do_not_match",
+    "Low and high resolution were listed in different orders, so the pairs do not match.",
+    "val_psnr",
+    0,
+    low=shuffled,
+)
 @healthy
 def espcn_super_resolution(lr: float = 2e-3, low: Any = None, limit: float | None = None) -> Training:
     picture = torch.cat([photo(size=192), photo("flower.jpg", 192)], 2)
@@ -176,11 +185,13 @@ def espcn_super_resolution(lr: float = 2e-3, low: Any = None, limit: float | Non
     return Training(module, replace(fed, 0, low) if low else fed, {"max_epochs": 4, "gradient_clip_val": limit})
 
 
-fault("rate_300_times_too_low", "The learning rate has two zeros too many.", espcn_super_resolution, "val_psnr", 0, lr=7e-6)
-story = "Low and high resolution were listed in different orders, so the pairs do not match."
-fault("pairs_do_not_match", story, espcn_super_resolution, "val_psnr", 0, low=shuffled)
-
-
+@fault(
+    "teacher_not_loaded",
+    "The teacher's checkpoint was loaded with strict=False and matched no key, so the teacher is random.",
+    "val_loss",
+    0,
+    loaded=False,
+)
 @healthy
 def distillation_of_a_convnet(loaded: bool = True) -> Training:
     x, y = digits()
@@ -198,10 +209,13 @@ def distillation_of_a_convnet(loaded: bool = True) -> Training:
     return Training(Learner(net, distil, partial(Adam, lr=3e-3), accuracy), fed, {"max_epochs": 6})
 
 
-story = "The teacher's checkpoint was loaded with strict=False and matched no key, so the teacher is random."
-fault("teacher_not_loaded", story, distillation_of_a_convnet, "val_loss", 0, loaded=False)
-
-
+@fault(
+    "no_straight_through",
+    "Weights are rounded without a straight-through gradient, so only biases learn.",
+    "val_acc",
+    0,
+    straight_through=False,
+)
 @healthy
 def quantisation_aware_mlp(straight_through: bool = True) -> Training:
     def quantised(w: Tensor) -> Tensor:
@@ -218,10 +232,13 @@ def quantisation_aware_mlp(straight_through: bool = True) -> Training:
     return Training(module, feed(*digits()), {"max_epochs": 6})
 
 
-story = "Weights are rounded without a straight-through gradient, so only biases learn."
-fault("no_straight_through", story, quantisation_aware_mlp, "val_acc", 0, straight_through=False)
-
-
+@fault(
+    "optimizer_of_an_old_head",
+    "The optimizer was built before the head was replaced and holds parameters that are out of use.",
+    "val_acc",
+    0,
+    optimizer_first=True,
+)
 @healthy
 def transfer_with_a_frozen_backbone(optimizer_first: bool = False) -> Training:
     x, y = digits()
@@ -238,10 +255,8 @@ def transfer_with_a_frozen_backbone(optimizer_first: bool = False) -> Training:
     return Training(module, feed(x[~old], y[~old] - 5, batch=32), {"max_epochs": 4})
 
 
-story = "The optimizer was built before the head was replaced and holds parameters that are out of use."
-fault("optimizer_of_an_old_head", story, transfer_with_a_frozen_backbone, "val_acc", 0, optimizer_first=True)
-
-
+@fault("sorted_by_class", "The samples come sorted by class and are not shuffled.", "val_acc", 0, sort=True)
+@fault("same_two_batches", "A limit of two batches an epoch, for debugging, is left on.", "val_acc", 0, first=2)
 @healthy
 def convnet_with_swa(sort: bool = False, first: int | None = None) -> Training:
     x, y = digits()
@@ -252,11 +267,7 @@ def convnet_with_swa(sort: bool = False, first: int | None = None) -> Training:
     return Training(module, fed, {"max_epochs": 5, "callbacks": callbacks, "limit_train_batches": first})
 
 
-story = "The samples come sorted by class and are not shuffled."
-fault("sorted_by_class", story, convnet_with_swa, "val_acc", 0, sort=True)
-fault("same_two_batches", "A limit of two batches an epoch, for debugging, is left on.", convnet_with_swa, "val_acc", 0, first=2)
-
-
+@fault("dead_relus", "All biases of a net of ReLUs start at -3, so that most units never fire.", "val_acc", 0, bias=-3.0)
 @healthy
 def deep_mlp_with_he_start(start: Any = nn.init.kaiming_normal_, bias: float = 0.0) -> Training:
     net = nn.Sequential(nn.Flatten(), mlp(64, 64, 64, 64, 64, 64, 10))
@@ -266,25 +277,3 @@ def deep_mlp_with_he_start(start: Any = nn.init.kaiming_normal_, bias: float = 0
             nn.init.constant_(layer.bias, bias)
     module = Learner(net, cross_entropy, partial(SGD, lr=0.05, momentum=0.9), accuracy)
     return Training(module, feed(*digits()), {"max_epochs": 5})
-
-
-story = "All biases of a net of ReLUs start at -3, so that most units never fire."
-fault("dead_relus", story, deep_mlp_with_he_start, "val_acc", 0, bias=-3.0)
-
-
-@healthy
-def patch_transformer_with_dropout(dropout: float = 0.1, augment: float = 0.1) -> Training:
-    net = nn.Sequential(nn.Unfold(2, stride=2), Call(lambda x: x.transpose(1, 2)), nn.Linear(4, 32), nn.Dropout(dropout), Block(32))
-    net.extend([nn.Dropout(dropout), Block(32), nn.Flatten(), nn.Linear(512, 10)])
-
-    def augmented(net: Any, batch: Any) -> Tensor:
-        x, y = batch
-        return F.cross_entropy(net(x + augment * torch.randn_like(x)), y, label_smoothing=0.1)
-
-    module = Learner(net, augmented, partial(AdamW, lr=2e-3, weight_decay=0.05), accuracy)
-    return Training(module, feed(*digits()), {"max_epochs": 4})
-
-
-fault("dropout_of_95_percent", "Dropout is 0.95.", patch_transformer_with_dropout, "val_acc", 0, dropout=0.95)
-story = "The noise that augments the pictures is 30 times too strong."
-fault("augmentation_too_strong", story, patch_transformer_with_dropout, "val_acc", 0, augment=5.0)

@@ -1,0 +1,274 @@
+"""Tables, series, ratings, graphs and survival times."""
+
+from __future__ import annotations
+
+import operator
+from functools import partial, reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Normal
+from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.utils.data import DataLoader
+from transformers import PatchTSTConfig, PatchTSTForPrediction
+
+from .case import Learner, Training, accuracy, cross_entropy, fault, healthy, hf_loss, hf_val, mse, val_mse
+from .data import Rows, feed, replace, rng, scaled, table, waves
+from .nets import Block, Call, mlp
+
+
+@fault("label_leaks_into_a_column", "One column is the label; at validation it is not known yet and zero.", "val_acc", 0, leak=4.0)
+@healthy
+def ft_transformer_on_wine(leak: float = 0.0, width: int = 16) -> Training:
+    class FTTransformer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(2, 14, width) * width**-0.5)
+            self.cls = nn.Parameter(torch.zeros(1, 1, width))
+            self.blocks, self.head = nn.Sequential(Block(width), Block(width)), nn.Linear(width, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = x[..., None] * self.weight + self.bias
+            return self.head(self.blocks(torch.cat([self.cls.expand(len(x), -1, -1), tokens], 1))[:, 0])
+
+    x, y = table()
+    fed = feed(F.pad(scaled(x), (0, 1)), y, batch=16)
+    rows, labels = fed["train_dataloaders"].dataset.tensors
+    rows[:, -1] = leak * (labels - 1)
+    module = Learner(FTTransformer(), cross_entropy, partial(AdamW, lr=3e-3, weight_decay=1e-5), accuracy)
+    return Training(module, fed, {"max_epochs": 10})
+
+
+@fault("mse_broadcasts", "Outputs of shape (n, 1) meet targets of shape (n); all pairs are compared.", "val_loss", 0, index=None)
+@healthy
+def mlp_on_diabetes(index: Any = 0) -> Training:
+    def loss(net: Any, batch: Any) -> Tensor:
+        return F.mse_loss(net(batch[0])[:, None] if index is None else net(batch[0]), batch[1])
+
+    x, y = table("diabetes")
+    net = nn.Sequential(mlp(10, 32, 32, 1), Call(lambda out: out[:, 0]))
+    module = Learner(net, loss, partial(SGD, lr=0.02, momentum=0.9), val_mse)
+    return Training(module, feed(scaled(x), scaled(y.float()), batch=32), {"max_epochs": 6})
+
+
+@fault("features_not_scaled", "Features are used as they come, in hundreds and thousandths.", "val_loss", 0, prepare=lambda x: x)
+@healthy
+def logistic_regression_on_cancer(prepare: Any = scaled) -> Training:
+    x, y = table("breast_cancer")
+    module = Learner(nn.Linear(30, 2), cross_entropy, partial(SGD, lr=0.1), accuracy)
+    return Training(module, feed(prepare(x), y, batch=32), {"max_epochs": 5})
+
+
+class DeepAR(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(1, 32, 2, batch_first=True), nn.Linear(32, 2)
+
+    def forward(self, x: Tensor) -> Normal:
+        mean, spread = self.out(self.lstm(x[..., None])[0]).unbind(-1)
+        return Normal(mean, F.softplus(spread) + 1e-3, validate_args=False)
+
+
+@fault("gaps_are_nan", "One value in a thousand is missing from the series and left as NaN.", "val_loss", 0, hole=1e-3)
+@healthy
+def deepar_on_waves(hole: float = 0.0) -> Training:
+    def nll(net: Any, batch: Any) -> Tensor:
+        return -net(batch[0][:, :-1]).log_prob(batch[0][:, 1:]).mean()
+
+    def spoil(x: Tensor) -> Tensor:
+        return torch.where(torch.rand(x.shape, generator=rng()) < hole, torch.nan, x)
+
+    fed = replace(feed(waves()[:, :32], batch=32), 0, spoil)
+    return Training(Learner(DeepAR(), nll, partial(Adam, lr=1e-2)), fed, {"max_epochs": 4, "gradient_clip_val": 10.0})
+
+
+class NBeats(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(mlp(36, 64, 64, 48) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        forecast = torch.zeros_like(x[:, :12])
+        for block in self.blocks:
+            both = block(x)
+            x, forecast = x - both[:, :36], forecast + both[:, 36:]
+        return forecast
+
+
+@fault("pinball_with_the_wrong_sign", "The error in the quantile loss is prediction minus target.", "val_loss", 0, sign=-1.0)
+@healthy
+def nbeats_quantile_forecast(sign: float = 1.0) -> Training:
+    def pinball(net: Any, batch: Any, sign: float = 1.0) -> Tensor:
+        error = sign * (batch[1] - net(batch[0]))
+        return torch.maximum(0.9 * error, -0.1 * error).mean()
+
+    def scores(net: Any, batch: Any) -> dict[str, Tensor]:
+        return {"val_loss": pinball(net, batch)}
+
+    module = Learner(NBeats(), partial(pinball, sign=sign), partial(NAdam, lr=2e-3), scores)
+    return Training(module, feed(waves()[:, :36], waves()[:, 36:], batch=32), {"max_epochs": 6})
+
+
+@fault("rate_for_a_pretrained_net", "The learning rate is 1e-5 for a net that starts from nothing.", "val_loss", 0, lr=1e-5)
+@healthy
+def patchtst_on_waves(lr: float = 5e-3) -> Training:
+    sizes: dict[str, Any] = {"d_model": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "ffn_dim": 64, "init_std": 0.1}
+    config = PatchTSTConfig(num_input_channels=1, context_length=36, prediction_length=12, patch_length=6, patch_stride=6, **sizes)
+    schedule = partial(CosineAnnealingLR, T_max=8)
+    module = Learner(PatchTSTForPrediction(config), hf_loss, partial(Adam, lr=lr), hf_val, schedule, "epoch")
+    series = waves()[..., None]
+    return Training(module, feed(batch=32, past_values=series[:, :36], future_values=series[:, 36:]), {"max_epochs": 8})
+
+
+@fault("classes_renumbered", "Training numbers the classes in another order than validation.", "val_acc", 0, first=1)
+@healthy
+def tcn_on_shapes_of_waves(first: int = 0) -> Training:
+    y = torch.randint(0, 3, (800,), generator=rng())
+    phase = 0.25 * torch.arange(40.0) + 6.28 * torch.rand(800, 1, generator=rng(1))
+    kinds = torch.stack([phase.sin(), phase.sin().sign(), (phase / 6.28).frac() * 2 - 1], 1)
+    x = kinds[torch.arange(800), y][:, None] + 0.3 * torch.randn(800, 1, 40, generator=rng(2))
+    parts = [[nn.Conv1d(a, 16, 3, dilation=d), nn.BatchNorm1d(16), nn.ReLU()] for a, d in ((1, 1), (16, 2), (16, 4))]
+    net = nn.Sequential(*reduce(operator.iadd, parts, []), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(16, 3))
+    module = Learner(net, cross_entropy, partial(Adam, lr=5e-3), accuracy)
+    return Training(module, replace(feed(x, y, batch=32), 1, lambda y: (y + first) % 3), {"max_epochs": 5})
+
+
+def ratings() -> tuple[Tensor, Tensor, Tensor]:
+    """Users, items and stars that come from hidden tastes."""
+    tastes, kinds = torch.randn(80, 3, generator=rng()), torch.randn(60, 3, generator=rng(1))
+    user, item = torch.randint(0, 80, (4000,), generator=rng(2)), torch.randint(0, 60, (4000,), generator=rng(3))
+    return user, item, (tastes[user] * kinds[item]).sum(1) + 0.2 * torch.randn(4000, generator=rng(4))
+
+
+class Factors(nn.Module):
+    def __init__(self, std: float) -> None:
+        super().__init__()
+        self.user, self.item, self.bias = nn.Embedding(80, 8), nn.Embedding(60, 8), nn.Embedding(60, 1)
+        for table in (self.user, self.item):
+            nn.init.normal_(table.weight, std=std)
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        return (self.user(user) * self.item(item)).sum(-1) + self.bias(item)[:, 0]
+
+
+@fault(
+    "items_renumbered",
+    "Items of the training part are numbered by another list.",
+    "val_loss",
+    0,
+    renumber=lambda i: (i * 7 + 3) % 60,
+)
+@fault("factors_start_at_zero", "All factors start at zero, where no gradient flows.", "val_loss", 0, std=0.0)
+@healthy
+def matrix_factorisation(std: float = 0.3, renumber: Any = lambda i: i) -> Training:
+    def loss(net: Any, batch: Any) -> Tensor:
+        return F.mse_loss(net(batch["user"], batch["item"]), batch["rating"])
+
+    fed = feed(**dict(zip(("user", "item", "rating"), ratings(), strict=True)))
+    return Training(Learner(Factors(std), loss, partial(Adam, lr=1e-2)), replace(fed, "item", renumber), {"max_epochs": 5})
+
+
+class Towers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = nn.Sequential(nn.Embedding(80, 16), nn.Linear(16, 16))
+        self.item = nn.Sequential(nn.Embedding(60, 16), nn.Linear(16, 16))
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        return F.normalize(self.user(user), dim=-1) @ F.normalize(self.item(item), dim=-1).T * 8
+
+
+@fault(
+    "positives_in_column_zero",
+    "Every user's item is looked for in column 0 of the batch.",
+    "val_recall",
+    0,
+    labels=lambda n: n * [0],
+)
+@healthy
+def two_tower_retrieval(labels: Any = range) -> Training:
+    def loss(net: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(net(*batch), torch.tensor(labels(len(batch[0]))))
+
+    def scores(net: Any, batch: Any) -> dict[str, Tensor]:
+        out = net(*batch)
+        return {"val_recall": ((out > out.diag()[:, None]).float().mean(1) < 0.1).float().mean()}
+
+    user, item, rating = ratings()
+    module = Learner(Towers(), loss, partial(Adagrad, lr=0.1), scores)
+    return Training(module, feed(user[rating > 2], item[rating > 2], batch=32), {"max_epochs": 12})
+
+
+class GAT(nn.Module):
+    def __init__(self, edges: Tensor, inside: int, out: int) -> None:
+        super().__init__()
+        self.w, self.a, self.b, self.edges = nn.Linear(inside, out), nn.Linear(out, 1), nn.Linear(out, 1), edges
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.w(x)
+        return F.leaky_relu(self.a(h) + self.b(h).T, 0.2).masked_fill(~self.edges, -1e9).softmax(1) @ h
+
+
+@fault("attends_to_strangers", "The mask of the edges is inverted.", "val_acc", 0, seen=torch.logical_not)
+@healthy
+def gat_on_communities(seen: Any = torch.clone) -> Training:
+    group = torch.arange(90) % 3
+    edges = (torch.rand(90, 90, generator=rng()) < torch.where(group[:, None] == group, 0.3, 0.03)).triu(1)
+    edges = seen(edges | edges.T | torch.eye(90, dtype=torch.bool))
+    features = 0.5 * F.one_hot(group, 8).float() + torch.randn(90, 8, generator=rng(1))
+
+    def loss(net: Any, graph: Any) -> Tensor:
+        return F.cross_entropy(net(graph["x"][0])[:45], graph["y"][0, :45])
+
+    def scores(net: Any, graph: Any) -> dict[str, Tensor]:
+        return {"val_acc": (net(graph["x"][0])[45:].argmax(1) == graph["y"][0, 45:]).float().mean()}
+
+    net = nn.Sequential(GAT(edges, 8, 16), nn.ELU(), GAT(edges, 16, 3))
+    data = DataLoader(Rows({"x": features[None], "y": group[None]}))
+    module = Learner(net, loss, partial(Adam, lr=1e-2, weight_decay=5e-4), scores)
+    return Training(
+        module, {"train_dataloaders": data, "val_dataloaders": data}, {"max_epochs": 100, "check_val_every_n_epoch": 20}
+    )
+
+
+@fault("risk_set_reversed", "Times are sorted upwards: the risk set is who left before.", "val_concordance", 0, descending=False)
+@healthy
+def cox_survival(descending: bool = True) -> Training:
+    def partial_likelihood(net: Any, batch: Any) -> Tensor:
+        order = batch[1].argsort(descending=descending)
+        score, seen = net(batch[0])[order, 0], batch[2][order]
+        return -((score - score.logcumsumexp(0)) * seen).sum() / seen.sum()
+
+    def concordance(net: Any, batch: Any) -> dict[str, Tensor]:
+        score, time, seen = net(batch[0])[:, 0], *batch[1:]
+        pairs = (time[:, None] < time) & (seen[:, None] > 0)
+        return {"val_concordance": (score[:, None] > score)[pairs].float().mean()}
+
+    x = torch.randn(1000, 6, generator=rng())
+    hazard = torch.exp(x[:, 0] - 0.8 * x[:, 1] + 0.5 * x[:, 2] * x[:, 3])
+    time = -torch.rand(1000, generator=rng(1)).log() / hazard
+    module = Learner(mlp(6, 32, 1), partial_likelihood, partial(Adam, lr=5e-3), concordance)
+    return Training(module, feed(x, time.clamp(max=3), (time < 3).float()), {"max_epochs": 6})
+
+
+class Adder(nn.Module):
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.RNN(2, 32, nonlinearity="relu", batch_first=True), nn.Linear(32, 1)
+        self.rnn.weight_hh_l0.data = gain * torch.eye(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(x)[0][:, -1])[:, 0]
+
+
+@fault("recurrent_net_explodes", "The recurrent weights start at three times the identity.", "val_loss", 0, gain=3.0)
+@healthy
+def relu_rnn_adds_marked_numbers(gain: float = 1.0) -> Training:
+    x = torch.rand(1024, 20, 2, generator=rng())
+    x[..., 1] = (x[..., 1] > 0.8).float()
+    return Training(
+        Learner(Adder(gain), mse, partial(Adam, lr=2e-3)), feed(x, scaled(x.prod(2).sum(1)), batch=32), {"max_epochs": 5}
+    )
