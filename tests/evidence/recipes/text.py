@@ -58,7 +58,7 @@ def nanogpt_on_documentation(causal: bool = True, lr: float = 1e-2) -> Training:
 def gpt2_with_accumulation(shift: int = 0) -> Training:
     config = GPT2Config(vocab_size=30, n_positions=32, n_embd=32, n_layer=2, n_head=4, initializer_range=0.1)
     net = GPT2LMHeadModel(config)
-    ids = characters(1200)[:, :32]
+    ids = characters(1000)[:, :32]
     fed = feed(batch=16, input_ids=ids, labels=ids)
     if shift:
         replace(fed, "labels", lambda labels: F.pad(labels[:, shift:], (0, shift), value=-100))
@@ -121,7 +121,7 @@ class WordModel(nn.Module):
 @healthy
 def word_language_model(clip: float = 0.25, dropout: float = 0.1) -> Training:
     ids = words()[:12_800].view(-1, 16)
-    module = Learner(WordModel(True, dropout), next_token, partial(SGD, lr=10.0))
+    module = Learner(WordModel(True, dropout), next_token, partial(SGD, lr=20.0))
     return Training(module, feed(ids, batch=20), {"max_epochs": 4, "gradient_clip_val": clip})
 
 
