@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from lightning import LightningModule
 from torch import Tensor, nn
@@ -22,12 +21,17 @@ class Training:
     trainer: dict[str, Any]
 
 
+Recipe = Callable[..., Training]
+Loss = Callable[[Any, Any], Tensor]
+Scores = Callable[[Any, Any], dict[str, Tensor]]
+
+
 @dataclass(frozen=True)
 class Fault:
-    """A healthy recipe and the same with one mistake.
+    """A healthy recipe, and the same with one mistake.
 
-    `measure` is the logged metric that shows the harm (names that end in `loss`, `error` or `gap` fall as a net learns,
-    others rise), and `lost` the share of what the twin gained on it that the mistake costs (1 means everything).
+    `measure` is the logged metric that shows the harm, and `lost` the share of the twin's gain on it that is lost (1.0 is
+    everything, or more). A metric whose name ends in `loss`, `error` or `gap` falls as a net learns; others rise.
     """
 
     story: str
@@ -39,9 +43,6 @@ class Fault:
 
 HEALTHY: dict[str, Callable[[], Training]] = {}
 FAULTS: dict[str, Fault] = {}
-Recipe = Callable[..., Training]
-Loss = Callable[[Any, Any], Tensor]
-Scores = Callable[[Any, Any], dict[str, Tensor]]
 
 
 def healthy(recipe: Recipe) -> Recipe:
@@ -63,73 +64,61 @@ def fault(name: str, story: str, measure: str, lost: float, **mistake: Any) -> C
 class Learner(LightningModule):
     """A net, the loss of a batch, an optimizer and perhaps a schedule."""
 
-    def __init__(
-        self,
-        net: nn.Module,
-        loss: Loss,
-        optimizer: Callable[..., Any],
-        scores: Scores | None = None,
-        schedule: Callable[..., Any] | None = None,
-        interval: str = "step",
-        trained: Callable[[Any], Iterator[nn.Parameter]] | None = None,
-    ) -> None:
+    def __init__(self, net: nn.Module, loss: Loss, optimizer: Any, scores: Scores | None, schedule: Any, interval: str) -> None:
         super().__init__()
-        self.net, self.loss, self.scores, self.trained = net, loss, scores, trained
+        self.net, self.loss, self.scores = net, loss, scores
         self.build_optimizer, self.build_schedule, self.interval = optimizer, schedule, interval
 
     def forward(self, *inputs: Any) -> Any:
         return self.net(*inputs)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = self.loss(self.net, batch)
         self.log("train_loss", loss, prog_bar=True, batch_size=1)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        scores = self.scores(self.net, batch) if self.scores else {"val_loss": self.loss(self.net, batch)}
-        self.log_dict(scores, batch_size=1)
+        self.log_dict(self.scores(self.net, batch) if self.scores else {"val_loss": self.loss(self.net, batch)}, batch_size=1)
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.build_optimizer(self.trained(self.net) if self.trained else self.parameters())
+        optimizer = self.build_optimizer(self.parameters())
         if self.build_schedule is None:
             return optimizer
         return [optimizer], [{"scheduler": self.build_schedule(optimizer), "interval": self.interval}]
 
 
+def fit(
+    net: nn.Module,
+    loss: Loss,
+    optimizer: Any,
+    loaders: dict[str, Any],
+    epochs: int,
+    scores: Scores | None = None,
+    schedule: Any = None,
+    interval: str = "step",
+    **trainer: Any,
+) -> Training:
+    """The training of a `Learner`."""
+    return Training(Learner(net, loss, optimizer, scores, schedule, interval), loaders, {"max_epochs": epochs, **trainer})
+
+
 def cross_entropy(net: Any, batch: Any) -> Tensor:
-    x, y = batch
-    return F.cross_entropy(net(x), y)
+    return F.cross_entropy(net(batch[0]), batch[1])
 
 
 def mse(net: Any, batch: Any) -> Tensor:
-    x, y = batch
-    return F.mse_loss(net(x), y)
-
-
-def val_mse(net: Any, batch: Any) -> dict[str, Tensor]:
-    return {"val_loss": mse(net, batch)}
+    return F.mse_loss(net(batch[0]), batch[1])
 
 
 def accuracy(net: Any, batch: Any) -> dict[str, Tensor]:
-    x, y = batch
-    out = net(x)
-    return {"val_loss": F.cross_entropy(out, y), "val_acc": (out.argmax(1) == y).float().mean()}
+    out = net(batch[0])
+    return {"val_loss": F.cross_entropy(out, batch[1]), "val_acc": (out.argmax(1) == batch[1]).float().mean()}
 
 
-def hf_loss(net: Any, batch: dict[str, Tensor]) -> Tensor:
+def hf_loss(net: Any, batch: dict[str, Tensor]) -> Any:
     return net(**batch).loss
-
-
-def hf_val(net: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {"val_loss": net(**batch).loss}
 
 
 def hf_accuracy(net: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     out = net(**batch)
     return {"val_loss": out.loss, "val_acc": (out.logits.argmax(-1) == batch["labels"]).float().mean()}
-
-
-def neighbours(features: Tensor, labels: Tensor) -> Tensor:
-    """Share of the samples whose nearest other sample has the same label."""
-    distances = torch.cdist(features, features).fill_diagonal_(float("inf"))
-    return (labels[distances.argmin(1)] == labels).float().mean()

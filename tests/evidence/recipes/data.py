@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pydoc_data.topics import topics
@@ -15,20 +16,24 @@ import torch
 import torch.nn.functional as F
 from sklearn import datasets
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
+
+LETTERS = " .,\nabcdefghijklmnopqrstuvwxyz"
+PROSE = re.sub(f"[^{LETTERS}]", "", "\n".join(topics[k] for k in sorted(topics)).lower())[:200_000]
 
 
-class Rows(Dataset[dict[str, Tensor]]):
-    """Samples as dictionaries, as Hugging Face's models take them."""
+class Rows(Dataset[Any]):
+    """Samples as tuples, or as dictionaries where the columns have names."""
 
-    def __init__(self, columns: dict[str, Tensor]) -> None:
-        self.columns = columns
+    def __init__(self, columns: dict[Any, Tensor]) -> None:
+        self.columns, self.named = columns, 0 not in columns
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {name: column[index] for name, column in self.columns.items()}
+    def __getitem__(self, index: int) -> Any:
+        row = {name: column[index] for name, column in self.columns.items()}
+        return row if self.named else tuple(row.values())
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -37,28 +42,17 @@ def rng(seed: int = 0) -> torch.Generator:
 
 def feed(*columns: Tensor, batch: int = 64, held: float = 0.2, shuffle: bool = True, **named: Tensor) -> dict[str, Any]:
     """Loaders of random training and validation parts; named columns give dictionaries."""
-    size = len(columns[0] if columns else next(iter(named.values())))
+    table: dict[Any, Tensor] = {**named, **dict(enumerate(columns))}
+    size = len(next(iter(table.values())))
     order, cut = torch.randperm(size, generator=rng()), int(size * (1 - held))
-    parts: list[Any] = []
-    for rows in (order[:cut] if shuffle else order[:cut].sort().values, order[cut:]):
-        parts.append(Rows({k: v[rows] for k, v in named.items()}) if named else TensorDataset(*(c[rows] for c in columns)))
-    return loaders(*parts, batch=batch, shuffle=shuffle)
+    train, val = (Rows({k: v[rows] for k, v in table.items()}) for rows in (order[:cut].sort().values, order[cut:]))
+    return {"train_dataloaders": DataLoader(train, batch, shuffle, drop_last=True), "val_dataloaders": DataLoader(val, 256)}
 
 
-def loaders(train: Any, val: Any, batch: int = 64, shuffle: bool = True) -> dict[str, Any]:
-    return {
-        "train_dataloaders": DataLoader(train, batch, shuffle=shuffle, drop_last=True),
-        "val_dataloaders": DataLoader(val, 256),
-    }
-
-
-def replace(fed: dict[str, Any], column: int | str, change: Any) -> dict[str, Any]:
+def replace(fed: dict[str, Any], column: int | str, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """Change one column of the training part only."""
-    data = fed["train_dataloaders"].dataset
-    if isinstance(column, str):
-        data.columns[column] = change(data.columns[column])
-    else:
-        data.tensors = tuple(change(t) if i == column else t for i, t in enumerate(data.tensors))
+    columns = fed["train_dataloaders"].dataset.columns
+    columns[column] = change(columns[column])
     return fed
 
 
@@ -75,6 +69,11 @@ def digits(size: int = 8) -> tuple[Tensor, Tensor]:
     return x if size == 8 else F.interpolate(x, size, mode="bilinear"), torch.tensor(labels)
 
 
+def from_zero_to_one() -> Tensor:
+    x = digits()[0]
+    return (x - x.min()) / (x.max() - x.min())
+
+
 @cache
 def photo(name: str = "china.jpg", size: int = 64) -> Tensor:
     """A sample picture, 3 x size x size, from 0 to 1."""
@@ -82,59 +81,39 @@ def photo(name: str = "china.jpg", size: int = 64) -> Tensor:
     return F.interpolate(picture, (size, size), mode="area")[0]
 
 
-@cache
-def prose() -> str:
-    return re.sub(r"[^a-z .,\n]", "", "\n".join(topics[k] for k in sorted(topics)).lower())[:200_000]
-
-
-@cache
-def characters(blocks: int = 600, length: int = 33, skip: int = 0) -> Tensor:
+def characters(count: int, length: int = 32) -> Tensor:
     """Pieces of Python's documentation as character ids below 30."""
-    ids = torch.tensor([" .,\nabcdefghijklmnopqrstuvwxyz".index(c) for c in prose()])
-    return ids[skip : skip + blocks * length].view(blocks, length)
+    return torch.tensor([LETTERS.index(c) for c in PROSE[: count * length]]).view(count, length)
 
 
-@cache
 def words(most: int = 300) -> Tensor:
     """The documentation's words as ids, 0 for rare ones."""
-    found = re.findall("[a-z]+", prose())
+    found = re.findall("[a-z]+", PROSE)
     known = {word: i + 1 for i, (word, _) in enumerate(Counter(found).most_common(most - 1))}
     return torch.tensor([known.get(word, 0) for word in found])
 
 
-@cache
-def names() -> list[str]:
-    return sorted({word for word in re.findall("[a-z]+", prose()) if 4 <= len(word) <= 10})
-
-
-@cache
-def lines(length: int = 16, most: int = 400, case: bool = False) -> tuple[Tensor, Tensor]:
+def lines(spelling: Callable[[str], str], length: int = 16, most: int = 400) -> tuple[Tensor, Tensor]:
     """Lines of four modules of Python as word ids (0 pads, 1 is unknown), and which module each line is from."""
-    text = [
-        (re.findall("[A-Za-z_]+", line), label)
-        for label, name in enumerate(("turtle", "argparse", "_pydecimal", "mailbox"))
-        for line in inspect.getsource(import_module(name)).splitlines()
-    ]
-    text = [(found, label) for found, label in text if len(found) >= 4]
+    modules = [inspect.getsource(import_module(name)) for name in ("turtle", "argparse", "_pydecimal", "mailbox")]
+    text = [(re.findall("[A-Za-z_]+", line), label) for label, code in enumerate(modules) for line in code.splitlines()]
+    text = [(found[:length], label) for found, label in text if len(found) >= 4]
     known = {w: i + 2 for i, (w, _) in enumerate(Counter(w.lower() for f, _ in text for w in f).most_common(most - 2))}
-    rows = [[known.get(w.upper() if case else w.lower(), 1) for w in found[:length]] for found, _ in text]
-    padded = torch.tensor([row + [0] * (length - len(row)) for row in rows])
-    return padded, torch.tensor([label for _, label in text])
+    padded = [[known.get(spelling(w), 1) for w in found] + [0] * (length - len(found)) for found, _ in text]
+    return torch.tensor(padded), torch.tensor([label for _, label in text])
 
 
 @cache
 def waves(count: int = 640, length: int = 48) -> Tensor:
     """Noisy sums of two sines with a period of 12 and of 30 steps and a trend."""
-    g = rng(2)
-    t = torch.arange(length, dtype=torch.float32)
-    a, b, slope = (torch.randn(3, count, 1, generator=g) * torch.tensor([1.0, 0.5, 0.01]).view(3, 1, 1)).unbind(0)
-    phase = torch.rand(count, 2, generator=g) * 6.28
-    series = a * torch.sin(t * 6.28 / 12 + phase[:, :1]) + b * torch.sin(t * 6.28 / 30 + phase[:, 1:]) + slope * t
+    g, t = rng(2), torch.arange(length, dtype=torch.float32)
+    a, b, slope = torch.randn(3, count, 1, generator=g)
+    phase = torch.rand(count, 2, 1, generator=g) * 6.28
+    series = a * torch.sin(t * 6.28 / 12 + phase[:, 0]) + b / 2 * torch.sin(t * 6.28 / 30 + phase[:, 1]) + slope * t / 100
     return series + 0.1 * torch.randn(count, length, generator=g)
 
 
-@cache
-def table(name: str = "wine") -> tuple[Tensor, Tensor]:
+def table(name: str) -> tuple[Tensor, Tensor]:
     """A table of scikit-learn's as it comes."""
     x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
     return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
@@ -144,9 +123,8 @@ def scaled(x: Tensor) -> Tensor:
     return (x - x.mean(0)) / x.std(0)
 
 
-@cache
-def moons(count: int = 1024) -> Tensor:
-    return scaled(torch.tensor(datasets.make_moons(count, noise=0.05, random_state=0)[0], dtype=torch.float32))
+def moons() -> Tensor:
+    return scaled(torch.tensor(datasets.make_moons(1024, noise=0.05, random_state=0)[0], dtype=torch.float32))
 
 
 def energy_gap(a: Tensor, b: Tensor) -> Tensor:

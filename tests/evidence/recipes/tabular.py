@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,51 +14,48 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader
 from transformers import PatchTSTConfig, PatchTSTForPrediction
 
-from .case import Learner, Training, accuracy, cross_entropy, fault, healthy, hf_loss, hf_val, mse, val_mse
+from .case import Training, accuracy, cross_entropy, fault, fit, healthy, hf_loss, mse
 from .data import Rows, feed, replace, rng, scaled, table, waves
-from .nets import Block, Call, mlp
+from .nets import block, mlp
 
 
-@fault("label_leaks_into_a_column", "One column is the label; at validation it is not known yet and zero.", "val_acc", 0, leak=4.0)
+class FTTransformer(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(torch.randn(14, width) / 4) for _ in range(2))
+        self.blocks, self.head = nn.Sequential(block(width), block(width)), nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(x[..., None] * self.weight + self.bias).mean(1))
+
+
+@fault("label_leaks_into_a_column", "One column tells the label; at validation it is not known yet.", "val_loss", 0, leak=4.0)
 @healthy
-def ft_transformer_on_wine(leak: float = 0.0, width: int = 16) -> Training:
-    class FTTransformer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.bias = nn.Parameter(torch.randn(2, 14, width) * width**-0.5)
-            self.cls = nn.Parameter(torch.zeros(1, 1, width))
-            self.blocks, self.head = nn.Sequential(Block(width), Block(width)), nn.Linear(width, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            tokens = x[..., None] * self.weight + self.bias
-            return self.head(self.blocks(torch.cat([self.cls.expand(len(x), -1, -1), tokens], 1))[:, 0])
-
-    x, y = table()
+def ft_transformer_on_wine(leak: float = 0.0) -> Training:
+    x, y = table("wine")
     fed = feed(F.pad(scaled(x), (0, 1)), y, batch=16)
-    rows, labels = fed["train_dataloaders"].dataset.tensors
+    rows, labels = fed["train_dataloaders"].dataset.columns.values()
     rows[:, -1] = leak * (labels - 1)
-    module = Learner(FTTransformer(), cross_entropy, partial(AdamW, lr=3e-3, weight_decay=1e-5), accuracy)
-    return Training(module, fed, {"max_epochs": 10})
+    return fit(FTTransformer(), cross_entropy, partial(AdamW, lr=3e-3, weight_decay=1e-5), fed, 10, accuracy)
 
 
-@fault("mse_broadcasts", "Outputs of shape (n, 1) meet targets of shape (n); all pairs are compared.", "val_loss", 0, index=None)
+@fault("mse_broadcasts", "Outputs of shape (n, 1) meet targets of shape (n): all pairs count.", "val_loss", 0, shape=(-1,))
+@fault("dead_relus", "The biases of all hidden units start at -5, so that none fires.", "val_loss", 0, bias=-5.0)
 @healthy
-def mlp_on_diabetes(index: Any = 0) -> Training:
-    def loss(net: Any, batch: Any) -> Tensor:
-        return F.mse_loss(net(batch[0])[:, None] if index is None else net(batch[0]), batch[1])
-
+def mlp_on_diabetes(shape: tuple[int, ...] = (-1, 1), bias: float = 0.0) -> Training:
     x, y = table("diabetes")
-    net = nn.Sequential(mlp(10, 32, 32, 1), Call(lambda out: out[:, 0]))
-    module = Learner(net, loss, partial(SGD, lr=0.02, momentum=0.9), val_mse)
-    return Training(module, feed(scaled(x), scaled(y.float()), batch=32), {"max_epochs": 6})
+    net = mlp(10, 32, 32, 1)
+    for layer in net[:-1:2]:
+        nn.init.constant_(layer.bias, bias)
+    fed = feed(scaled(x), scaled(y.float())[:, None], batch=32)
+    return fit(net, mse, partial(SGD, lr=0.02, momentum=0.9), replace(fed, 1, lambda y: y.view(shape)), 6)
 
 
-@fault("features_not_scaled", "Features are used as they come, in hundreds and thousandths.", "val_loss", 0, prepare=lambda x: x)
+@fault("features_not_scaled", "Features come as they are, in hundreds and thousandths.", "val_loss", 0, prepare=torch.clone)
 @healthy
 def logistic_regression_on_cancer(prepare: Any = scaled) -> Training:
     x, y = table("breast_cancer")
-    module = Learner(nn.Linear(30, 2), cross_entropy, partial(SGD, lr=0.1), accuracy)
-    return Training(module, feed(prepare(x), y, batch=32), {"max_epochs": 5})
+    return fit(nn.Linear(30, 2), cross_entropy, partial(SGD, lr=0.1), feed(prepare(x), y, batch=32), 5, accuracy)
 
 
 class DeepAR(nn.Module):
@@ -82,7 +78,7 @@ def deepar_on_waves(hole: float = 0.0) -> Training:
         return torch.where(torch.rand(x.shape, generator=rng()) < hole, torch.nan, x)
 
     fed = replace(feed(waves()[:, :32], batch=32), 0, spoil)
-    return Training(Learner(DeepAR(), nll, partial(Adam, lr=1e-2)), fed, {"max_epochs": 4, "gradient_clip_val": 10.0})
+    return fit(DeepAR(), nll, partial(Adam, lr=1e-2), fed, 4, gradient_clip_val=10.0)
 
 
 class NBeats(nn.Module):
@@ -92,48 +88,30 @@ class NBeats(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         forecast = torch.zeros_like(x[:, :12])
-        for block in self.blocks:
-            both = block(x)
+        for part in self.blocks:
+            both = part(x)
             x, forecast = x - both[:, :36], forecast + both[:, 36:]
         return forecast
 
 
-@fault("pinball_with_the_wrong_sign", "The error in the quantile loss is prediction minus target.", "val_loss", 0, sign=-1.0)
+@fault("pinball_with_the_wrong_sign", "The error in the quantile loss is prediction minus target.", "val_loss", 0, sign=-1)
 @healthy
-def nbeats_quantile_forecast(sign: float = 1.0) -> Training:
-    def pinball(net: Any, batch: Any, sign: float = 1.0) -> Tensor:
-        error = sign * (batch[1] - net(batch[0]))
+def nbeats_quantile_forecast(sign: int = 1) -> Training:
+    def pinball(net: Any, batch: Any) -> Tensor:
+        error = (sign if net.training else 1) * (batch[1] - net(batch[0]))
         return torch.maximum(0.9 * error, -0.1 * error).mean()
 
-    def scores(net: Any, batch: Any) -> dict[str, Tensor]:
-        return {"val_loss": pinball(net, batch)}
-
-    module = Learner(NBeats(), partial(pinball, sign=sign), partial(NAdam, lr=2e-3), scores)
-    return Training(module, feed(waves()[:, :36], waves()[:, 36:], batch=32), {"max_epochs": 6})
+    return fit(NBeats(), pinball, partial(NAdam, lr=2e-3), feed(waves()[:, :36], waves()[:, 36:], batch=32), 6)
 
 
 @fault("rate_for_a_pretrained_net", "The learning rate is 1e-5 for a net that starts from nothing.", "val_loss", 0, lr=1e-5)
 @healthy
 def patchtst_on_waves(lr: float = 5e-3) -> Training:
-    sizes: dict[str, Any] = {"d_model": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "ffn_dim": 64, "init_std": 0.1}
-    config = PatchTSTConfig(num_input_channels=1, context_length=36, prediction_length=12, patch_length=6, patch_stride=6, **sizes)
-    schedule = partial(CosineAnnealingLR, T_max=8)
-    module = Learner(PatchTSTForPrediction(config), hf_loss, partial(Adam, lr=lr), hf_val, schedule, "epoch")
-    series = waves()[..., None]
-    return Training(module, feed(batch=32, past_values=series[:, :36], future_values=series[:, 36:]), {"max_epochs": 8})
-
-
-@fault("classes_renumbered", "Training numbers the classes in another order than validation.", "val_acc", 0, first=1)
-@healthy
-def tcn_on_shapes_of_waves(first: int = 0) -> Training:
-    y = torch.randint(0, 3, (800,), generator=rng())
-    phase = 0.25 * torch.arange(40.0) + 6.28 * torch.rand(800, 1, generator=rng(1))
-    kinds = torch.stack([phase.sin(), phase.sin().sign(), (phase / 6.28).frac() * 2 - 1], 1)
-    x = kinds[torch.arange(800), y][:, None] + 0.3 * torch.randn(800, 1, 40, generator=rng(2))
-    parts = [[nn.Conv1d(a, 16, 3, dilation=d), nn.BatchNorm1d(16), nn.ReLU()] for a, d in ((1, 1), (16, 2), (16, 4))]
-    net = nn.Sequential(*reduce(operator.iadd, parts, []), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(16, 3))
-    module = Learner(net, cross_entropy, partial(Adam, lr=5e-3), accuracy)
-    return Training(module, replace(feed(x, y, batch=32), 1, lambda y: (y + first) % 3), {"max_epochs": 5})
+    size: dict[str, Any] = {"d_model": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "ffn_dim": 64, "init_std": 0.1}
+    shape = {"num_input_channels": 1, "context_length": 36, "prediction_length": 12, "patch_length": 6, "patch_stride": 6}
+    net, series = PatchTSTForPrediction(PatchTSTConfig(**shape, **size)), waves()[..., None]
+    fed = feed(batch=32, past_values=series[:, :36], future_values=series[:, 36:])
+    return fit(net, hf_loss, partial(Adam, lr=lr), fed, 8, None, partial(CosineAnnealingLR, T_max=8), "epoch")
 
 
 def ratings() -> tuple[Tensor, Tensor, Tensor]:
@@ -147,28 +125,22 @@ class Factors(nn.Module):
     def __init__(self, std: float) -> None:
         super().__init__()
         self.user, self.item, self.bias = nn.Embedding(80, 8), nn.Embedding(60, 8), nn.Embedding(60, 1)
-        for table in (self.user, self.item):
-            nn.init.normal_(table.weight, std=std)
+        for part in (self.user, self.item):
+            nn.init.normal_(part.weight, std=std)
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
         return (self.user(user) * self.item(item)).sum(-1) + self.bias(item)[:, 0]
 
 
-@fault(
-    "items_renumbered",
-    "Items of the training part are numbered by another list.",
-    "val_loss",
-    0,
-    renumber=lambda i: (i * 7 + 3) % 60,
-)
+@fault("items_renumbered", "Training numbers the items by another list.", "val_loss", 0, renumber=lambda i: (i * 7 + 3) % 60)
 @fault("factors_start_at_zero", "All factors start at zero, where no gradient flows.", "val_loss", 0, std=0.0)
 @healthy
-def matrix_factorisation(std: float = 0.3, renumber: Any = lambda i: i) -> Training:
+def matrix_factorisation(std: float = 0.3, renumber: Any = torch.clone) -> Training:
     def loss(net: Any, batch: Any) -> Tensor:
         return F.mse_loss(net(batch["user"], batch["item"]), batch["rating"])
 
     fed = feed(**dict(zip(("user", "item", "rating"), ratings(), strict=True)))
-    return Training(Learner(Factors(std), loss, partial(Adam, lr=1e-2)), replace(fed, "item", renumber), {"max_epochs": 5})
+    return fit(Factors(std), loss, partial(Adam, lr=1e-2), replace(fed, "item", renumber), 5)
 
 
 class Towers(nn.Module):
@@ -181,13 +153,7 @@ class Towers(nn.Module):
         return F.normalize(self.user(user), dim=-1) @ F.normalize(self.item(item), dim=-1).T * 8
 
 
-@fault(
-    "positives_in_column_zero",
-    "Every user's item is looked for in column 0 of the batch.",
-    "val_recall",
-    0,
-    labels=lambda n: n * [0],
-)
+@fault("positives_in_column_zero", "Every user's item is looked for in column 0.", "val_recall", 0, labels=lambda n: n * [0])
 @healthy
 def two_tower_retrieval(labels: Any = range) -> Training:
     def loss(net: Any, batch: Any) -> Tensor:
@@ -198,8 +164,7 @@ def two_tower_retrieval(labels: Any = range) -> Training:
         return {"val_recall": ((out > out.diag()[:, None]).float().mean(1) < 0.1).float().mean()}
 
     user, item, rating = ratings()
-    module = Learner(Towers(), loss, partial(Adagrad, lr=0.1), scores)
-    return Training(module, feed(user[rating > 2], item[rating > 2], batch=32), {"max_epochs": 12})
+    return fit(Towers(), loss, partial(Adagrad, lr=0.1), feed(user[rating > 2], item[rating > 2], batch=32), 12, scores)
 
 
 class GAT(nn.Module):
@@ -228,10 +193,8 @@ def gat_on_communities(seen: Any = torch.clone) -> Training:
 
     net = nn.Sequential(GAT(edges, 8, 16), nn.ELU(), GAT(edges, 16, 3))
     data = DataLoader(Rows({"x": features[None], "y": group[None]}))
-    module = Learner(net, loss, partial(Adam, lr=1e-2, weight_decay=5e-4), scores)
-    return Training(
-        module, {"train_dataloaders": data, "val_dataloaders": data}, {"max_epochs": 100, "check_val_every_n_epoch": 20}
-    )
+    fed = {"train_dataloaders": data, "val_dataloaders": data}
+    return fit(net, loss, partial(Adam, lr=1e-2, weight_decay=5e-4), fed, 100, scores, check_val_every_n_epoch=20)
 
 
 @fault("risk_set_reversed", "Times are sorted upwards: the risk set is who left before.", "val_concordance", 0, descending=False)
@@ -250,8 +213,8 @@ def cox_survival(descending: bool = True) -> Training:
     x = torch.randn(1000, 6, generator=rng())
     hazard = torch.exp(x[:, 0] - 0.8 * x[:, 1] + 0.5 * x[:, 2] * x[:, 3])
     time = -torch.rand(1000, generator=rng(1)).log() / hazard
-    module = Learner(mlp(6, 32, 1), partial_likelihood, partial(Adam, lr=5e-3), concordance)
-    return Training(module, feed(x, time.clamp(max=3), (time < 3).float()), {"max_epochs": 6})
+    fed = feed(x, time.clamp(max=3), (time < 3).float())
+    return fit(mlp(6, 32, 1), partial_likelihood, partial(Adam, lr=5e-3), fed, 6, concordance)
 
 
 class Adder(nn.Module):
@@ -269,6 +232,4 @@ class Adder(nn.Module):
 def relu_rnn_adds_marked_numbers(gain: float = 1.0) -> Training:
     x = torch.rand(1024, 20, 2, generator=rng())
     x[..., 1] = (x[..., 1] > 0.8).float()
-    return Training(
-        Learner(Adder(gain), mse, partial(Adam, lr=2e-3)), feed(x, scaled(x.prod(2).sum(1)), batch=32), {"max_epochs": 5}
-    )
+    return fit(Adder(gain), mse, partial(Adam, lr=2e-3), feed(x, scaled(x.prod(2).sum(1)), batch=32), 5)
