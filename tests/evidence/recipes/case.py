@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch.nn.functional as F
@@ -46,19 +47,21 @@ FAULTS: dict[str, Fault] = {}
 
 
 def healthy(recipe: Recipe) -> Recipe:
-    """Put a recipe in the catalogue under its name."""
     HEALTHY[recipe.__name__] = recipe
     return recipe
 
 
 def fault(name: str, story: str, measure: str, lost: float, **mistake: Any) -> Callable[[Recipe], Recipe]:
-    """Put a recipe in the catalogue once more, with a mistake in its arguments."""
-
     def add(recipe: Recipe) -> Recipe:
         FAULTS[name] = Fault(story, recipe, partial(recipe, **mistake), measure, lost)
         return recipe
 
     return add
+
+
+def load() -> None:
+    for name in ("vision", "text", "tabular", "generative", "metric"):
+        import_module(f"{__package__}.{name}")
 
 
 class Learner(LightningModule):
@@ -91,14 +94,13 @@ def fit(
     net: nn.Module,
     loss: Loss,
     optimizer: Any,
-    loaders: dict[str, Any],
+    loaders: Any,
     epochs: int,
-    scores: Scores | None = None,
+    scores: Any = None,
     schedule: Any = None,
     interval: str = "step",
     **trainer: Any,
 ) -> Training:
-    """The training of a `Learner`."""
     return Training(Learner(net, loss, optimizer, scores, schedule, interval), loaders, {"max_epochs": epochs, **trainer})
 
 

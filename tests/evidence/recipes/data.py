@@ -23,8 +23,6 @@ PROSE = re.sub(f"[^{LETTERS}]", "", "\n".join(topics[k] for k in sorted(topics))
 
 
 class Rows(Dataset[Any]):
-    """Samples as tuples, or as dictionaries where the columns have names."""
-
     def __init__(self, columns: dict[Any, Tensor]) -> None:
         self.columns, self.named = columns, 0 not in columns
 
@@ -41,7 +39,6 @@ def rng(seed: int = 0) -> torch.Generator:
 
 
 def feed(*columns: Tensor, batch: int = 64, held: float = 0.2, shuffle: bool = True, **named: Tensor) -> dict[str, Any]:
-    """Loaders of random training and validation parts; named columns give dictionaries."""
     table: dict[Any, Tensor] = {**named, **dict(enumerate(columns))}
     size = len(next(iter(table.values())))
     order, cut = torch.randperm(size, generator=rng()), int(size * (1 - held))
@@ -50,7 +47,6 @@ def feed(*columns: Tensor, batch: int = 64, held: float = 0.2, shuffle: bool = T
 
 
 def replace(fed: dict[str, Any], column: int | str, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """Change one column of the training part only."""
     columns = fed["train_dataloaders"].dataset.columns
     columns[column] = change(columns[column])
     return fed
@@ -62,7 +58,6 @@ def shuffled(column: Tensor) -> Tensor:
 
 @cache
 def digits(size: int = 8) -> tuple[Tensor, Tensor]:
-    """The 1797 pictures of digits, with mean 0 and deviation 1."""
     pictures, labels = datasets.load_digits(return_X_y=True)
     x = torch.tensor(pictures, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     x = (x - x.mean()) / x.std()
@@ -76,25 +71,22 @@ def from_zero_to_one() -> Tensor:
 
 @cache
 def photo(name: str = "china.jpg", size: int = 64) -> Tensor:
-    """A sample picture, 3 x size x size, from 0 to 1."""
     picture = torch.tensor(np.array(datasets.load_sample_image(name))).permute(2, 0, 1)[None].float() / 255
     return F.interpolate(picture, (size, size), mode="area")[0]
 
 
 def characters(count: int, length: int = 32) -> Tensor:
-    """Pieces of Python's documentation as character ids below 30."""
     return torch.tensor([LETTERS.index(c) for c in PROSE[: count * length]]).view(count, length)
 
 
 def words(most: int = 300) -> Tensor:
-    """The documentation's words as ids, 0 for rare ones."""
     found = re.findall("[a-z]+", PROSE)
     known = {word: i + 1 for i, (word, _) in enumerate(Counter(found).most_common(most - 1))}
     return torch.tensor([known.get(word, 0) for word in found])
 
 
+# lines of four modules of Python as word ids (0 pads, 1 is unknown), and which module each is from
 def lines(spelling: Callable[[str], str], length: int = 16, most: int = 400) -> tuple[Tensor, Tensor]:
-    """Lines of four modules of Python as word ids (0 pads, 1 is unknown), and which module each line is from."""
     modules = [inspect.getsource(import_module(name)) for name in ("turtle", "argparse", "_pydecimal", "mailbox")]
     text = [(re.findall("[A-Za-z_]+", line), label) for label, code in enumerate(modules) for line in code.splitlines()]
     text = [(found[:length], label) for found, label in text if len(found) >= 4]
@@ -105,7 +97,6 @@ def lines(spelling: Callable[[str], str], length: int = 16, most: int = 400) -> 
 
 @cache
 def waves(count: int = 640, length: int = 48) -> Tensor:
-    """Noisy sums of two sines with a period of 12 and of 30 steps and a trend."""
     g, t = rng(2), torch.arange(length, dtype=torch.float32)
     a, b, slope = torch.randn(3, count, 1, generator=g)
     phase = torch.rand(count, 2, 1, generator=g) * 6.28
@@ -114,7 +105,6 @@ def waves(count: int = 640, length: int = 48) -> Tensor:
 
 
 def table(name: str) -> tuple[Tensor, Tensor]:
-    """A table of scikit-learn's as it comes."""
     x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
     return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
 
@@ -128,5 +118,4 @@ def moons() -> Tensor:
 
 
 def energy_gap(a: Tensor, b: Tensor) -> Tensor:
-    """The energy distance between two samples."""
     return 2 * torch.cdist(a, b).mean() - torch.cdist(a, a).mean() - torch.cdist(b, b).mean()

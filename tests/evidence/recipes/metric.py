@@ -18,10 +18,9 @@ from .data import digits, feed, replace, rng, shuffled
 from .nets import convnet, follow, frozen, mlp
 
 
-@fault("captions_of_other_pictures", "Pictures were shuffled against their captions.", "val_match", 0, pictures=shuffled)
 @fault("picture_tower_left_frozen", "requires_grad is off in the tower for pictures.", "val_match", 0, learns=False)
 @healthy
-def clip_on_digits(pictures: Any = torch.clone, learns: bool = True) -> Training:
+def clip_on_digits(learns: bool = True) -> Training:
     size: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     text = {**size, "vocab_size": 28, "max_position_embeddings": 6, "eos_token_id": 27, "bos_token_id": 0, "pad_token_id": 0}
     vision = {**size, "image_size": 8, "patch_size": 2, "num_channels": 1}
@@ -34,7 +33,7 @@ def clip_on_digits(pictures: Any = torch.clone, learns: bool = True) -> Training
         best = net(**batch).logits_per_image.argmax(1)
         return {"val_match": (batch["input_ids"][best] == batch["input_ids"]).all(1).float().mean()}
 
-    fed = replace(feed(batch=32, pixel_values=digits()[0], input_ids=captions[digits()[1]]), "pixel_values", pictures)
+    fed = feed(batch=32, pixel_values=digits()[0], input_ids=captions[digits()[1]])
     return fit(net, lambda net, b: net(**b, return_loss=True).loss, partial(AdamW, lr=2e-3), fed, 3, scores)
 
 
@@ -71,21 +70,6 @@ def arcface_on_digits() -> Training:
 
     net = nn.Sequential(convnet(16), Cosine(16, 10))
     return fit(net, arcface, partial(Adam, lr=5e-3), feed(*digits(), batch=32), 4, accuracy)
-
-
-@fault("positive_and_negative_exchanged", "The triplet's positive and negative are exchanged.", "val_loss", 0, order=(0, 2, 1))
-@healthy
-def triplets_of_digits(order: tuple[int, ...] = (0, 1, 2)) -> Training:
-    def triplet(net: Any, batch: Any) -> Tensor:
-        anchor, near, far = (net(batch[i]) for i in (order if net.training else (0, 1, 2)))
-        return F.triplet_margin_loss(anchor, near, far)
-
-    x, y = digits()
-    same = torch.arange(len(y))
-    for label in range(10):
-        same[y == label] = shuffled(same[y == label])
-    fed = feed(x, x[same], shuffled(x), batch=32)
-    return fit(convnet(16), triplet, partial(Adam, lr=2e-3), fed, 3)
 
 
 class MeanTeacher(Learner):

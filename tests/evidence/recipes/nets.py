@@ -17,7 +17,6 @@ def mlp(*sizes: int, act: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
 
 
 def convnet(out: int = 10, width: int = 16, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> nn.Sequential:
-    """Two convolutions and a linear layer for pictures of 8 x 8."""
     first = [nn.Conv2d(1, width, 3, padding=1), norm(width), nn.ReLU(), nn.MaxPool2d(2)]
     second = [nn.Conv2d(width, 2 * width, 3, padding=1), norm(2 * width), nn.ReLU(), nn.MaxPool2d(2)]
     return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(8 * width, out))
@@ -28,8 +27,6 @@ def block(width: int) -> nn.Module:
 
 
 class GPT(nn.Module):
-    """A small GPT with the token weights used twice."""
-
     def __init__(self, causal: bool = True, width: int = 32, length: int = 32) -> None:
         super().__init__()
         self.token, self.position, self.head = nn.Embedding(30, width), nn.Embedding(length, width), nn.Linear(width, 30, False)
@@ -47,8 +44,6 @@ class GPT(nn.Module):
 
 
 class Lion(torch.optim.Optimizer):
-    """Lion as in its paper: steps along the sign of an interpolated momentum."""
-
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})
 
@@ -64,13 +59,11 @@ class Lion(torch.optim.Optimizer):
 
 
 def frozen(net: nn.Module) -> Any:
-    """A copy that is not trained."""
     return copy.deepcopy(net).requires_grad_(False)
 
 
 @torch.no_grad()
 def follow(slow: nn.Module, fast: nn.Module, decay: float) -> None:
-    """Move the weights of an average towards those of the net in training."""
     for a, b in zip(slow.parameters(), fast.parameters(), strict=True):
         a.lerp_(b, 1 - decay)
     for a, b in zip(slow.buffers(), fast.buffers(), strict=True):
@@ -78,7 +71,6 @@ def follow(slow: nn.Module, fast: nn.Module, decay: float) -> None:
 
 
 def pretrain(net: Any, loss: Callable[[Any, Any], Tensor], batches: Iterable[Any], lr: float = 3e-3) -> Any:
-    """A short training in plain PyTorch, for recipes that start from a trained net."""
     optimizer = torch.optim.Adam(net.parameters(), lr)
     for batch in batches:
         optimizer.zero_grad()

@@ -22,17 +22,15 @@ def next_token(net: Any, batch: Any) -> Tensor:
 
 
 @fault("no_causal_mask", "Attention sees the tokens that are to be predicted.", "val_loss", 0, causal=False)
-@fault("language_model_rate_too_high", "The learning rate is 1.0 where 0.01 was meant.", "val_loss", 0, lr=1.0)
 @healthy
-def nanogpt_on_documentation(causal: bool = True, lr: float = 1e-2) -> Training:
+def nanogpt_on_documentation(causal: bool = True) -> Training:
     def optimizer(parameters: Any) -> AdamW:
         groups = [{"params": [], "weight_decay": decay} for decay in (0.0, 0.1)]
         for p in parameters:
             groups[p.ndim > 1]["params"].append(p)
-        return AdamW(groups, lr, (0.9, 0.95))
+        return AdamW(groups, 1e-2, (0.9, 0.95))
 
     def sampled(net: Any, batch: Any) -> dict[str, Tensor]:
-        """The loss of tokens that the net has not been given, as in sampling."""
         return {
             "val_loss": torch.stack([F.cross_entropy(net(batch[0][:, :i])[:, -1], batch[0][:, i]) for i in (12, 18, 24)]).mean()
         }
@@ -143,8 +141,6 @@ def embedding_bag_on_lines(spelling: Any = str.lower) -> Training:
 
 
 class Translator(nn.Module):
-    """A GRU encoder and a GRU decoder with dot attention."""
-
     def __init__(self, width: int = 64) -> None:
         super().__init__()
         self.embedding, self.out = nn.Embedding(16, width), nn.Linear(2 * width, 16)
@@ -174,65 +170,33 @@ def translation_with_attention(shift: int = 1) -> Training:
     return fit(Translator(), teacher_forcing, partial(Adam, lr=5e-3), fed, 6, greedy, gradient_clip_val=1.0)
 
 
-class Tagger(nn.Module):
-    """A BiLSTM with the scores of a conditional random field."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.lstm = nn.Embedding(40, 16), nn.LSTM(16, 16, bidirectional=True, batch_first=True)
-        self.out, self.move = nn.Linear(32, 5), nn.Parameter(torch.zeros(5, 5))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.out(self.lstm(self.embedding(ids))[0])
-
-    def likelihood(self, ids: Tensor, tags: Tensor) -> Tensor:
-        unary = self(ids)
-        gold = unary.gather(2, tags[..., None]).sum((1, 2)) + self.move[tags[:, :-1], tags[:, 1:]].sum(1)
-        alpha = unary[:, 0]
-        for t in range(1, ids.shape[1]):
-            alpha = (alpha[:, :, None] + self.move).logsumexp(1) + unary[:, t]
-        return (gold - alpha.logsumexp(1)).mean()
-
-
-@fault("likelihood_minimised", "The log-likelihood is minimised, not its negative.", "val_acc", 0, sign=1)
 @healthy
-def crf_tagging(sign: int = -1) -> Training:
-    ids = torch.randint(0, 40, (1000, 12), generator=rng())
-    tags = (ids % 4 + 1) * (ids < 20)
-    tags[:, 1:] = torch.where(ids[:, :-1] > 30, 4, tags[:, 1:])
-
-    def hits(net: Any, batch: Any) -> dict[str, Tensor]:
-        return {"val_acc": (net(batch[0]).argmax(-1) == batch[1]).float().mean()}
-
-    return fit(Tagger(), lambda net, b: sign * net.likelihood(*b), partial(Adam, lr=1e-2), feed(ids, tags, batch=32), 4, hits)
-
-
-class Listener(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.gru = nn.Conv1d(12, 32, 3, padding=1), nn.GRU(32, 32, bidirectional=True, batch_first=True)
-        self.out = nn.Linear(64, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.gru(F.relu(self.conv(x.transpose(1, 2))).transpose(1, 2))[0])
+def skipgrams_of_words() -> Training:
+    near = torch.cat([torch.stack([words()[: -i or None][:6000], words()[i:][:6000]], 1) for i in (1, 2)])
+    return fit(nn.Sequential(nn.Embedding(300, 16), nn.Linear(16, 300)), cross_entropy, partial(Adam, lr=1e-2), feed(*near.T), 3)
 
 
 @fault("ctc_of_plain_outputs", "ctc_loss is given outputs without a log-softmax.", "val_acc", 0, last=nn.Identity())
 @healthy
 def speech_with_ctc(last: nn.Module | None = None) -> Training:
+    def heard(net: Any, x: Tensor) -> Tensor:
+        return net["out"](net["gru"](F.relu(net["conv"](x.transpose(1, 2))).transpose(1, 2))[0])
+
     def ctc(net: Any, batch: Any) -> Tensor:
-        out = (last or nn.LogSoftmax(-1))(net(batch[0]))
+        out = (last or nn.LogSoftmax(-1))(heard(net, batch[0]))
         return F.ctc_loss(out.transpose(0, 1), batch[1], torch.full((len(out),), 24), torch.full((len(out),), 4))
 
     def decoded(net: Any, batch: Any) -> dict[str, Tensor]:
-        best = [[k for k in row.unique_consecutive().tolist() if k] for row in net(batch[0]).argmax(-1)]
+        best = [[k for k in row.unique_consecutive().tolist() if k] for row in heard(net, batch[0]).argmax(-1)]
         return {"val_acc": torch.tensor([row == y.tolist() for row, y in zip(best, batch[1], strict=True)]).float().mean()}
 
     labels = torch.randint(1, 6, (640, 4), generator=rng())
     tones = F.one_hot(labels.repeat_interleave(6, 1), 6).float()
     tones[:, 5::6] = 0
     sound = tones @ torch.randn(6, 12, generator=rng(1)) + 0.3 * torch.randn(640, 24, 12, generator=rng(2))
-    return fit(Listener(), ctc, partial(Adam, lr=5e-3), feed(sound, labels, batch=32), 6, decoded, gradient_clip_val=5.0)
+    net = nn.ModuleDict({"conv": nn.Conv1d(12, 32, 3, padding=1), "gru": nn.GRU(32, 32, 1, True, True, 0.0, True)})
+    net["out"] = nn.Linear(64, 6)
+    return fit(net, ctc, partial(Adam, lr=5e-3), feed(sound, labels, batch=32), 6, decoded, gradient_clip_val=5.0)
 
 
 @fault("reference_is_the_policy", "The reference of DPO is the policy itself, not a copy.", "val_loss", 0, copied=False)
