@@ -32,7 +32,7 @@ class Fault:
     """A healthy recipe, and the same with one mistake.
 
     `measure` is the logged metric that shows the harm, and `lost` the share of the twin's gain on it that is lost (1.0 is
-    everything, or more). A metric whose name ends in `loss`, `error` or `gap` falls as a net learns; others rise.
+    everything; 9.0 stands for 9 or more). A metric whose name ends in `loss`, `error` or `gap` falls as a net learns; others rise.
     """
 
     story: str

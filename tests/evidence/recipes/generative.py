@@ -20,7 +20,7 @@ from .data import digits, energy_gap, feed, from_zero_to_one, moons, photo, rng
 from .nets import Lion, mlp
 
 
-@fault("divergence_with_the_wrong_sign", "The divergence is subtracted from the loss.", "val_loss", 0, sign=-1)
+@fault("divergence_with_the_wrong_sign", "The divergence is subtracted from the loss.", "val_loss", 9.0, sign=-1)
 @healthy
 def vae_on_digits(sign: int = 1) -> Training:
     def elbo(net: Any, batch: Any) -> Tensor:
@@ -76,7 +76,7 @@ def denoising_autoencoder() -> Training:
     return fit(mlp(64, 64, 16, 64, 64), mse, partial(Adam, lr=3e-3), feed(noisy, x), 6)
 
 
-@fault("gan_without_zero_grad", "Gradients of the manual updates are never cleared.", "val_gap", 0, clear=False)
+@fault("gan_without_zero_grad", "Gradients of the manual updates are never cleared.", "val_gap", 0.85, clear=False)
 @healthy
 def dcgan_on_digits(clear: bool = True) -> Training:
     g = nn.Sequential(nn.Linear(8, 128), nn.Unflatten(1, (32, 2, 2)), nn.BatchNorm2d(32), nn.ReLU())
@@ -86,7 +86,7 @@ def dcgan_on_digits(clear: bool = True) -> Training:
     return Training(GAN(g, d, (5e-4, 5e-4), 0.0, 1, clear), feed(2 * from_zero_to_one() - 1, batch=32), {"max_epochs": 5})
 
 
-@fault("generator_helps_the_critic", "The generator's loss has the wrong sign.", "val_gap", 0, sign=-1)
+@fault("generator_helps_the_critic", "The generator's loss has the wrong sign.", "val_gap", 9.0, sign=-1)
 @healthy
 def wgan_gp_on_moons(sign: int = 1) -> Training:
     gan = GAN(mlp(8, 64, 64, 2), mlp(2, 64, 64, 1), (2e-3, 4e-3), 1.0, sign, True)
@@ -116,7 +116,7 @@ def realnvp_on_moons() -> Training:
     return fit(RealNVP(), nll, partial(Adam, lr=5e-3), feed(moons()), 10)
 
 
-@fault("another_noise_as_target", "The noise to be predicted is drawn anew.", "val_loss", 0, again=True)
+@fault("another_noise_as_target", "The noise to be predicted is drawn anew.", "val_loss", 0.83, again=True)
 @healthy
 def ddpm_on_digits(again: bool = False) -> Training:
     noising = DDPMScheduler(100)
@@ -159,7 +159,7 @@ def pixels() -> tuple[Tensor, Tensor]:
     return torch.cartesian_prod(axis, axis), photo(size=48).flatten(1).T * 2 - 1
 
 
-@fault("siren_without_its_frequency", "The factor 30 in front of the sines is missing.", "val_loss", 0, omega=1.0)
+@fault("siren_without_its_frequency", "The factor 30 in front of the sines is missing.", "val_loss", 0.41, omega=1.0)
 @healthy
 def siren_on_a_photo(omega: float = 30.0) -> Training:
     net = nn.Sequential(Sine(2, 64), Sine(64, 64), nn.Linear(64, 3))
@@ -169,7 +169,7 @@ def siren_on_a_photo(omega: float = 30.0) -> Training:
     return fit(net, mse, partial(Adam, lr=2e-3), feed(*pixels(), held=0.1), 6)
 
 
-@fault("coordinates_in_pixels", "Coordinates are in pixels before the encoding.", "val_loss", 0, unit=4800.3)
+@fault("coordinates_in_pixels", "Coordinates are in pixels before the encoding.", "val_loss", 0.55, unit=4800.3)
 @healthy
 def nerf_encoding_on_a_photo(unit: float = 1.0) -> Training:
     x, y = pixels()
@@ -178,7 +178,7 @@ def nerf_encoding_on_a_photo(unit: float = 1.0) -> Training:
     return fit(mlp(16, 64, 64, 3), mse, partial(Adam, lr=5e-3), feed(encoded, y, held=0.1), 6, None, schedule, "epoch")
 
 
-@fault("no_boundary_condition", "The loss of the boundary is left out.", "val_error", 0, weight=0.0)
+@fault("no_boundary_condition", "The loss of the boundary is left out.", "val_error", 2.0, weight=0.0)
 @healthy
 def pinn_for_poisson(weight: float = 10.0) -> Training:
     def loss(net: Any, batch: Any) -> Tensor:
@@ -193,7 +193,7 @@ def pinn_for_poisson(weight: float = 10.0) -> Training:
     return fit(mlp(1, 32, 32, 1, act=nn.Tanh), loss, partial(Adam, lr=5e-3), fed, 10, scores)
 
 
-@fault("time_step_in_another_unit", "Euler's step is 20 times too long in training.", "val_loss", 0, longer=20.0)
+@fault("time_step_in_another_unit", "Euler's step is 20 times too long in training.", "val_loss", 0.78, longer=20.0)
 @healthy
 def neural_ode_on_spirals(longer: float = 1.0) -> Training:
     def loss(net: Any, batch: Any) -> Tensor:

@@ -18,7 +18,7 @@ from .data import digits, feed, replace, rng, shuffled
 from .nets import convnet, follow, frozen, mlp
 
 
-@fault("picture_tower_left_frozen", "requires_grad is off in the tower for pictures.", "val_match", 0, learns=False)
+@fault("picture_tower_left_frozen", "requires_grad is off in the tower for pictures.", "val_match", 0.68, learns=False)
 @healthy
 def clip_on_digits(learns: bool = True) -> Training:
     size: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -37,7 +37,7 @@ def clip_on_digits(learns: bool = True) -> Training:
     return fit(net, lambda net, b: net(**b, return_loss=True).loss, partial(AdamW, lr=2e-3), fed, 3, scores)
 
 
-@fault("no_temperature", "Cosines are divided by 20, not by 0.2, and hardly differ.", "val_match", 0, temperature=20.0)
+@fault("no_temperature", "Cosines are divided by 20, not by 0.2, and hardly differ.", "val_match", 0.7, temperature=20.0)
 @healthy
 def simclr_on_digits(temperature: float = 0.2) -> Training:
     def likeness(net: Any, batch: Any) -> tuple[Tensor, Tensor]:
@@ -91,13 +91,13 @@ class MeanTeacher(Learner):
         self.log_dict(accuracy(self.teacher, batch))
 
 
-@fault("teacher_never_updated", "The decay of the averaged weights is 1, so they keep their start.", "val_acc", 0, decay=1.0)
+@fault("teacher_never_updated", "The decay of the averaged weights is 1, so they keep their start.", "val_acc", 1.1, decay=1.0)
 @healthy
 def mean_teacher_on_digits(decay: float = 0.95) -> Training:
     return Training(MeanTeacher(decay), feed(*digits(), batch=32), {"max_epochs": 4})
 
 
-@fault("query_of_another_task", "Support and query points come from different tasks.", "val_loss", 0, support=shuffled)
+@fault("query_of_another_task", "Support and query points come from different tasks.", "val_loss", 0.51, support=shuffled)
 @healthy
 def maml_on_sines(support: Any = torch.clone) -> Training:
     @torch.enable_grad()
@@ -163,8 +163,8 @@ class DQN(Learner):
         self.log("val_return", sum(games.step(self.net(games.see()).argmax(1))[0].mean() for _ in range(4)), batch_size=1)
 
 
-@fault("reward_times_1000", "Rewards are scaled by 1000.", "val_return", 0, scale=1000.0)
-@fault("target_never_copied", "The target network keeps its first weights.", "val_return", 0, every=10_000)
+@fault("reward_times_1000", "Rewards are scaled by 1000.", "val_return", 0.87, scale=1000.0)
+@fault("target_never_copied", "The target network keeps its first weights.", "val_return", 0.54, every=10_000)
 @healthy
 def dqn_catches_a_ball(scale: float = 1.0, every: int = 10) -> Training:
     rounds: Any = {"train_dataloaders": DataLoader(range(80)), "val_dataloaders": DataLoader(range(1))}  # type: ignore[arg-type]

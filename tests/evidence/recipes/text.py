@@ -21,7 +21,7 @@ def next_token(net: Any, batch: Any) -> Tensor:
     return F.cross_entropy(net(batch[0][:, :-1]).transpose(1, 2), batch[0][:, 1:])
 
 
-@fault("no_causal_mask", "Attention sees the tokens that are to be predicted.", "val_loss", 0, causal=False)
+@fault("no_causal_mask", "Attention sees the tokens that are to be predicted.", "val_loss", 1.71, causal=False)
 @healthy
 def nanogpt_on_documentation(causal: bool = True) -> Training:
     def optimizer(parameters: Any) -> AdamW:
@@ -40,7 +40,7 @@ def nanogpt_on_documentation(causal: bool = True) -> Training:
     return fit(GPT(causal), next_token, optimizer, fed, 4, sampled, schedule, gradient_clip_val=1.0)
 
 
-@fault("labels_shifted_twice", "Labels are shifted by hand although the model shifts them too.", "val_loss", 0, shift=1)
+@fault("labels_shifted_twice", "Labels are shifted by hand although the model shifts them too.", "val_loss", 0.61, shift=1)
 @healthy
 def gpt2_with_accumulation_and_adafactor(shift: int = 0) -> Training:
     config = transformers.GPT2Config(vocab_size=30, n_positions=32, n_embd=32, n_layer=2, n_head=4, initializer_range=0.1)
@@ -60,7 +60,7 @@ class LoRA(nn.Module):
         return self.base(x) + 4 * x @ self.a.T @ self.b.T
 
 
-@fault("lora_starts_at_zero", "Both matrices of LoRA start at zero and have no gradient.", "val_loss", 0, std=0.0)
+@fault("lora_starts_at_zero", "Both matrices of LoRA start at zero and have no gradient.", "val_loss", 1.0, std=0.0)
 @healthy
 def lora_on_llama(std: float = 0.1) -> Training:
     size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -75,7 +75,7 @@ def lora_on_llama(std: float = 0.1) -> Training:
     return fit(net, hf_loss, partial(AdamW, lr=1e-2), feed(batch=16, input_ids=new, labels=new), 3)
 
 
-@fault("sure_and_wrong_at_the_start", "The output weights start with a deviation of 3, not 0.03.", "val_loss", 0, std=3.0)
+@fault("sure_and_wrong_at_the_start", "The output weights start with a deviation of 3, not 0.03.", "val_loss", 2.52, std=3.0)
 @healthy
 def makemore_mlp(std: float = 0.03) -> Training:
     names = sorted({word for word in re.findall("[a-z]+", PROSE) if 4 <= len(word) <= 10})
@@ -98,14 +98,14 @@ class WordModel(nn.Module):
         return self.out(self.drop(self.lstm(self.drop(self.embedding(ids)))[0]))
 
 
-@fault("clipped_to_almost_nothing", "Gradients are clipped to 0.0001.", "val_loss", 0, clip=1e-4)
+@fault("clipped_to_almost_nothing", "Gradients are clipped to 0.0001.", "val_loss", 0.96, clip=1e-4)
 @healthy
 def word_language_model(clip: float = 0.25) -> Training:
     fed = feed(words()[:19_200].view(-1, 16), batch=20)
     return fit(WordModel(), next_token, partial(SGD, lr=10.0), fed, 5, gradient_clip_val=clip)
 
 
-@fault("loss_on_visible_tokens", "The labels' mask is inverted: visible tokens count.", "val_loss", 0, invert=torch.logical_not)
+@fault("loss_on_visible_tokens", "The labels' mask is inverted: visible tokens count.", "val_loss", 3.0, invert=torch.logical_not)
 @healthy
 def bert_on_counting(invert: Any = torch.clone) -> Training:
     size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
@@ -122,7 +122,7 @@ def bert_on_counting(invert: Any = torch.clone) -> Training:
     return fit(net, hf_loss, partial(AdamW, lr=5e-3), fed, 5)
 
 
-@fault("attention_mask_inverted", "Only padding is attended to.", "val_acc", 0, seen=lambda ids: ids == 0)
+@fault("attention_mask_inverted", "Only padding is attended to.", "val_acc", 0.49, seen=lambda ids: ids == 0)
 @healthy
 def distilbert_on_lines(seen: Any = lambda ids: ids != 0) -> Training:
     size: dict[str, Any] = {"dim": 32, "n_layers": 1, "n_heads": 4, "hidden_dim": 64, "initializer_range": 0.1}
@@ -132,7 +132,7 @@ def distilbert_on_lines(seen: Any = lambda ids: ids != 0) -> Training:
     return fit(transformers.DistilBertForSequenceClassification(config), hf_loss, partial(AdamW, lr=3e-3), fed, 2, hf_accuracy)
 
 
-@fault("every_word_unknown", "Words are in capitals, those of the vocabulary are not.", "val_acc", 0, spelling=str.upper)
+@fault("every_word_unknown", "Words are in capitals, those of the vocabulary are not.", "val_acc", 0.95, spelling=str.upper)
 @healthy
 def embedding_bag_on_lines(spelling: Any = str.lower) -> Training:
     ids, y = (column[::2] for column in lines(spelling))
@@ -152,7 +152,7 @@ class Translator(nn.Module):
         return self.out(torch.cat([out, F.softmax(out @ states.transpose(1, 2), -1) @ states], -1))
 
 
-@fault("decoder_input_not_shifted", "The decoder is given the token it has to predict.", "val_acc", 0, shift=0)
+@fault("decoder_input_not_shifted", "The decoder is given the token it has to predict.", "val_acc", 0.77, shift=0)
 @healthy
 def translation_with_attention(shift: int = 1) -> Training:
     def teacher_forcing(net: Any, batch: Any) -> Tensor:
@@ -176,7 +176,7 @@ def skipgrams_of_words() -> Training:
     return fit(nn.Sequential(nn.Embedding(300, 16), nn.Linear(16, 300)), cross_entropy, partial(Adam, lr=1e-2), feed(*near.T), 3)
 
 
-@fault("ctc_of_plain_outputs", "ctc_loss is given outputs without a log-softmax.", "val_acc", 0, last=nn.Identity())
+@fault("ctc_of_plain_outputs", "ctc_loss is given outputs without a log-softmax.", "val_acc", 1.0, last=nn.Identity())
 @healthy
 def speech_with_ctc(last: nn.Module | None = None) -> Training:
     def heard(net: Any, x: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def speech_with_ctc(last: nn.Module | None = None) -> Training:
     return fit(net, ctc, partial(Adam, lr=5e-3), feed(sound, labels, batch=32), 6, decoded, gradient_clip_val=5.0)
 
 
-@fault("reference_is_the_policy", "The reference of DPO is the policy itself, not a copy.", "val_loss", 0, copied=False)
+@fault("reference_is_the_policy", "The reference of DPO is the policy itself, not a copy.", "val_loss", 1.0, copied=False)
 @healthy
 def dpo_on_a_small_gpt(copied: bool = True) -> Training:
     ids = characters(600, 24)
