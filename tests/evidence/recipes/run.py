@@ -38,8 +38,9 @@ def run(job: tuple[str, str]) -> dict[str, Any]:
         training = build()
         observers = monitors(summary=False, on_alert=log.note)
         raised = ""
+        options = {**QUIET, **training.trainer, "callbacks": [log, *training.trainer.get("callbacks", ()), *observers]}
         try:
-            Trainer(**{**QUIET, **training.trainer}, callbacks=[log, *observers]).fit(training.module, **training.loaders)
+            Trainer(**options).fit(training.module, **training.loaders)
         except Exception as error:  # noqa: BLE001 - the mistake's own: what was said before it counts
             raised = repr(error)
     alerts = [timed.alert for timed in log.alerts if timed.alert.severity != "info"]
