@@ -56,6 +56,7 @@ def test_rows_of_targets_that_do_not_sum_to_one(share: float, rows: int, found: 
         ({"log_probabilities": 1.0, "max_logit": 0.3}, None),
         ({"min_logit": 0.0, "zero_fraction": 0.3}, "warning"),
         ({"min_logit": 0.0, "zero_fraction": 0.01}, None),  # one of them is 0 by chance
+        ({"min_logit": 0.0, "max_logit": 0.0, "zero_fraction": 1.0}, None),  # a head that starts at zero
         ({"min_logit": -0.1, "zero_fraction": 0.3}, None),  # dropout of logits
         ({"min_logit": 0.2}, None),  # cosines of samples that are alike
         ({"min_logit": -0.9999, "max_logit": 0.9999}, "warning"),

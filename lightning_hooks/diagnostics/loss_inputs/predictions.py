@@ -92,7 +92,7 @@ class OutputStats:
         forms = {
             "probabilities": self.probabilities >= CERTAIN,
             "logarithms": self.log_probabilities >= CERTAIN and high <= 0,
-            "rectified": low == 0 and self.zero_fraction >= MANY_ZEROS,
+            "rectified": low == 0 < high and self.zero_fraction >= MANY_ZEROS,  # a head may start at zero
             "bounded": self.classes > 2 and abs(low + 1) <= EDGE and 1 - EDGE <= high <= 1,
         }
         return next((form for form, holds in forms.items() if holds and self.enough), "")

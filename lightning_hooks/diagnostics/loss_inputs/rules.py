@@ -290,7 +290,7 @@ KINDS = (
         "its blank, or those of a loss of pairs are 0 and not -1. Or the classes of `cross_entropy` are brought to its "
         "second dimension by a view. Or layers learn only as the target of such a loss.",
         formula="alert if {OutputRange.share} of the rows have no number below 0 and the sum 1    (probabilities)\n"
-        "      or min(logits) = 0 and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
+        "      or min(logits) = 0 < max(logits) and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
         "      or min(logits) and max(logits) are within {OutputRange.bound} of -1 and 1 and not beyond, of more than 2 classes"
         "    (a tanh)\n"
         "info if {OutputRange.share} of the rows have logsumexp(row) = 0    (logarithms of probabilities)\n\n"
