@@ -232,7 +232,7 @@ KINDS = (
         "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}\n"
         "or if, in the first two epochs, two validation losses in a row > {ValidationApart.worse} * that of guessing, and training "
         "loss < {ValidationApart.better} * validation loss,\n"
-        "   once (1 - momentum) ** steps < {ValidationApart.settled} for batch norms that start from 0 and 1\n"
+        "   once (1 - momentum) ** steps < {ValidationApart.settled} for all batch norms\n"
         "or if, of the predictions of a cross entropy in validation, more are right by other numbers of classes than by those of "
         "the labels,\n   by {ClassesRenumbered.sigmas} * sqrt(both), of two classes and more, each predicted as one other class "
         "and nothing else as that,\n   and in training more are right than the mean of both",

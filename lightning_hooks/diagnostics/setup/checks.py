@@ -73,7 +73,7 @@ class ModelSetup:
         eval_since: Those of them that were in training mode in an earlier sampled batch, to the step at which they first were not.
         unestimated: Those of them that are batch norms whose running statistics are as they were made, 0 and 1: no data have been
             seen.
-        slowest_momentum: The smallest momentum of the batch norms whose running statistics started as they were made; 1 for none.
+        slowest_momentum: The smallest momentum of the batch norms with running statistics; 1 for none.
         constant_weights: Linear or convolution layer with two outputs or more to the one number, other than 0, that all its weights
             were when training started, and whose rows or columns are similar still; so are matrices of recurrent layers, by their
             own names (``….weight_hh_l0``).
@@ -244,7 +244,7 @@ class SetupChecks(Tables):
             eval_modes={name: level for name, level in levels.items() if level},
             eval_since={name: step for name, step in self.modes.since.items() if levels.get(name)},
             unestimated=tuple(name for name in moved if levels.get(name) and moved[name] == AS_MADE),
-            slowest_momentum=self.modes.slowest_momentum(moved),
+            slowest_momentum=self.modes.slowest_momentum(),
             constant_weights=still_alike(model, self._first.constant),
             one_sign_weights=dict(self._first.one_sign),
             untrained=self._first.untrained,

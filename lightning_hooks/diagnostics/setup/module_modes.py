@@ -130,10 +130,9 @@ class ModuleModes:
             dict(zip(self.norms, moved, strict=True)),
         )
 
-    def slowest_momentum(self, moved: Mapping[str, float]) -> float:
-        """The smallest momentum of the norms whose running statistics were never trained before this fit; 1 for none."""
-        fresh = [self.norms[name] for name, distance in moved.items() if distance == FRESH]
-        return min((momentum for norm in fresh if (momentum := as_number(stored(norm, "momentum")))), default=1.0)
+    def slowest_momentum(self) -> float:
+        """The smallest momentum of the norms with running statistics; 1 for none."""
+        return min(filter(None, (as_number(stored(norm, "momentum")) for norm in self.norms.values())), default=1.0)
 
     def _running(self) -> tuple[Tensor, Tensor]:
         """The running means and standard deviations of all norms, one after the other."""

@@ -111,7 +111,7 @@ def test_a_norm_in_eval_mode_that_has_seen_no_data(norm: str, sites: tuple[str, 
     net[1].eval()
     report = fit(Sees(net))
     assert report.model_setup.unestimated == sites
-    assert report.model_setup.slowest_momentum == (0.1 if norm == "in this fit" else 1.0)
+    assert report.model_setup.slowest_momentum == 0.1
     assert found(report) == [("eval_mode", "net.1", severity)]
 
 
