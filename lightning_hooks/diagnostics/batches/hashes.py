@@ -242,8 +242,7 @@ class BatchHashes(Tables):
         parts = self.split(packed)
         hashed = [(high, -negative) for high, negative in self._last.lines(parts["last"]) if high > 0]
         same = [high for high, low in hashed if high == low]
-        on_ranks = (len(hashed), len(same), len(set(same))) if ranks > 1 else ()
+        on_ranks = (len(hashed), len(same), len(set(same))) if ranks > 1 else (0, 0, 0)
         compared, repeated = map(int, parts["pairs"].tolist())
         samples, seen, copies, distinct = map(int, parts["samples"].tolist())
-        of_ranks = dict(zip(("rank_batches", "same_on_ranks", "different"), on_ranks, strict=False))
-        return BatchCounts(compared, repeated, ranks, **of_ranks, samples=samples, seen=seen, copies=copies, distinct=distinct)
+        return BatchCounts(compared, repeated, ranks, *on_ranks, samples, seen, copies, distinct)

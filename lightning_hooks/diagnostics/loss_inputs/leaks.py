@@ -29,7 +29,6 @@ class TargetCopies:
     Attributes:
         calls: Calls with one target a sample, not all the same, and an input of several numbers a sample.
         in_column: Those of them in which a column of the input is the target, but for its mean and its unit.
-
         token_calls: Calls with as many labels as an embedding is given tokens, not all the same.
         as_tokens: Those of them whose labels are the tokens at the same positions, but for those that are ignored.
         targets: Targets of all these calls.
