@@ -127,6 +127,8 @@ def test_no_progress() -> None:
         assert not [*NoProgress()(report(replace(STEP, **fields)))]
     for over in (0.975, 1.04):  # it has learned something, or is on its way
         assert not [*NoProgress()(report(replace(STEP, over_constant=over)))]
+    far = [[*NoProgress()(report(replace(STEP, over_constant=1.3), planned_steps=planned))] for planned in (2000, 2001)]
+    assert [[alert.severity for alert in found] for found in far] == [["warning"], []]  # nothing will come of it; or it may
     assert not [*NoProgress()(report(replace(STEP, progress=0.001), step=39))]
     fallen = replace(report(replace(STEP, progress=0.001)), loss=replace(LOSS, lowest=1.0))
     assert not [*NoProgress()(fallen)]

@@ -24,6 +24,7 @@ from lightning_hooks.alerts import (
     LossSpiking,
     LossWithoutBound,
     Overfitting,
+    TargetsRecede,
     ValidationApart,
 )
 from lightning_hooks.diagnostics.loss.report import ValidationLoss
@@ -261,6 +262,33 @@ def test_a_loss_that_falls_without_bound(start: float, last: float, over: float 
 
 
 @pytest.mark.parametrize(
+    ("levels", "found"),
+    [
+        ([1.1, 1.5, 3.5], True),
+        ([0.9, 2.0, 3.1], True),
+        ([0.9, 2.0, 2.9], False),  # less than three times as far as the best constant answer
+        ([2.0, 4.0, 5.9], False),  # less than three times as far as in the first window
+        ([2.0, 4.0, 5.0, 6.1], True),
+        ([2.0, 9.0, 5.0, 6.1], False),  # it comes back
+        ([2.0, 4.0, 5.0, 9.0, 6.1], False),
+        ([1.1, 3.5], False),
+        ([1.1, None, 3.5], False),
+    ],
+)
+def test_outputs_that_move_away_from_their_targets(levels: list[float | None], found: bool) -> None:
+    loss = LossReport(64, -2.0, 1.0, -3.0, -1.0, -2.0, recent=(-2.0,) * 64, start=-1.0, optimized=False)
+    windows = [
+        GradientFlowReport(n, 64 * n + 64, {}, {}, 1.0, loss=loss, learning=LearningReport(over_constant=level))
+        for n, level in enumerate(levels)
+    ]
+    alerts = [*TargetsRecede()(windows[-1].after(windows[:-1]))]
+    limit = 3.0 * max(1.0, levels[0] or 0.0)
+    assert [(a.kind, a.severity, a.value, a.threshold) for a in alerts] == [
+        ("loss_diverging", "warning", levels[-1], limit)
+    ] * found
+
+
+@pytest.mark.parametrize(
     ("validation", "latest", "fields", "found"),
     [
         (2.6, 1.9, {}, True),
@@ -283,7 +311,8 @@ def test_validation_losses_worse_than_guessing_in_the_first_two_epochs(
     given = GradientFlowReport(0, 64, {}, {}, 1.0, loss=loss, learning=LearningReport(constant_loss=2.22), loss_sign=1)
     given = replace(given, **fields)
     alerts = [*ValidationApart()(given)]
-    for known in ((ValidationLoss(2.2, 1.9), validations[1]), validations[1:]):  # one bad validation, as after a bad step
+    for known in ((ValidationLoss(2.2, 1.9), validations[1]), validations[1:], (ValidationLoss(3.0, 1.9), validations[1])):
+        # One bad validation, as after a bad step; or one that is on its way down.
         assert not [*ValidationApart()(replace(given, loss=replace(loss, validations=known)))]
     assert [(alert.kind, alert.site, alert.severity) for alert in alerts] == [
         ("validation_shift", "validation loss", "warning")

@@ -13,6 +13,7 @@ from lightning_hooks.alerts import (
     DoubleSoftmax,
     FeatureReport,
     GradientFlowReport,
+    OffsetInput,
     ParameterSetup,
     PoorInit,
     SameSamples,
@@ -22,6 +23,7 @@ from lightning_hooks.alerts import (
 from lightning_hooks.diagnostics.features.table import FeatureStats
 from lightning_hooks.diagnostics.gradients.tables import GradientStats, ParameterGradientStats
 from lightning_hooks.diagnostics.loss.report import LossReport
+from lightning_hooks.diagnostics.representations import RepresentationStats
 
 FED = FeatureStats(calls=4, count=100, mean=0.1, std=1.0, min=-2.0, max=2.0, rms=1.0, zero_fraction=0.0, nonfinite_fraction=0.0)
 
@@ -97,6 +99,27 @@ def test_validation_shift(training: float, validation: float | None, found: floa
     inputs = {"training": replace(FED, rms=training)} | ({} if validation is None else {"validation": replace(FED, rms=validation)})
     alerts = names(ValidationShift(), features(inputs=inputs))
     assert alerts == ([] if found is None else [("validation_shift", "stem", pytest.approx(found), "warning")])
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "between", "found"),
+    [
+        (6.0, 1.0, None, 1 / 6),
+        (-6.0, 1.0, 0.03, 1 / 6),
+        (4.9, 1.0, 0.03, None),
+        (6.0, 1.0, 0.2, None),  # a batch norm comes first
+        (6.0, 0.0, None, None),  # all the same, which other kinds say
+        (math.inf, 1.0, None, None),
+        (math.nan, math.nan, None, None),
+    ],
+)
+def test_inputs_far_from_zero(mean: float, std: float, between: float | None, found: float | None) -> None:
+    known = {} if between is None else {"stem": RepresentationStats(4, between, between), "late": RepresentationStats(4, 0.9, 0.9)}
+    given = features(inputs={"training": replace(FED, mean=mean, std=std)}, representations=known)
+    expected = [] if found is None else [("constant", "stem", pytest.approx(found), "warning")]
+    assert names(OffsetInput(), given) == expected
+    assert names(OffsetInput(), replace(given, sites={})) == []
+    assert names(OffsetInput(), replace(given, inputs={"validation": given.inputs["training"]})) == []
 
 
 def flow(agreement: float, samples: int = 32, calls: int = 4, steps: int = 40, **change: Any) -> GradientFlowReport:

@@ -19,6 +19,7 @@ from lightning_hooks.alerts import (
     FeatureReport,
     GradientFlowReport,
     Mute,
+    OffsetInput,
     Rule,
     RuleBook,
     SameSamples,
@@ -157,7 +158,7 @@ def test_a_kind_that_several_rules_raise() -> None:
     assert [rule.threshold for rule in flow.rules if isinstance(rule, ConstantTargets)] == [0.5]
     features = RuleBook(RULES[FeatureReport], [{"kind": "constant", "threshold": 0.5}], FeatureReport)
     of_features = [type(rule) for rule in features.rules if isinstance(rule, Rule) and rule.kind == "constant"]
-    assert of_features == [Constant, SameSamples, TinyInput, SameTargets]
+    assert of_features == [Constant, SameSamples, TinyInput, OffsetInput, SameTargets]
     assert [rule.threshold for rule in features.rules if isinstance(rule, Constant)] == [0.5]
     clips = RuleBook(RULES[ClipReport], [{"kind": "clip_ineffective", "severity": "info"}], ClipReport)  # of both
     assert {type(rule): rule.severity for rule in clips.rules if isinstance(rule, Rule) and rule.kind == "clip_ineffective"} == {

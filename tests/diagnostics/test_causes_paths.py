@@ -13,11 +13,12 @@ from lightning_hooks.alerts import (
     FeatureReport,
     GradientFlowReport,
     GroupSettings,
+    LearningReport,
     LossReport,
     OptimizerStats,
     ParameterSetup,
 )
-from lightning_hooks.declare.cause import PROOF, CauseEvidence, Judgement, Remedy, possible_cause
+from lightning_hooks.declare.cause import PROOF, STRONG, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.attention import rules as attention
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
@@ -113,6 +114,26 @@ def test_where_the_path_to_the_loss_is_cut(silent: tuple[str, ...], steps: int, 
     assert cause.decisive
     assert [remedy.text for remedy in cause.remedies] == [text]
     assert (cause.evidence_for == ("seen.",)) is (not silent and not steps), "the alert's own words stay where no more is known"
+
+
+@pytest.mark.parametrize(
+    ("sign", "maximize", "optimized", "over", "strengths"),
+    [
+        (1, True, True, 1.0, (PROOF,)),
+        (-1, False, True, 1.0, (PROOF,)),
+        (1, True, False, 4.0, (STRONG,)),  # manual optimization, where an adversary may do so
+        (0, True, True, 4.0, (STRONG,)),
+        (1, True, False, 0.9, None),
+        (-1, True, True, 4.0, None),
+        (1, False, True, 4.0, None),
+    ],
+)
+def test_a_loss_that_is_made_larger(sign: int, maximize: bool, optimized: bool, over: float, strengths: Any) -> None:
+    loss = LossReport(64, 2.0, 0.1, 1.8, 2.3, 2.0, recent=(2.0,) * 64, optimized=optimized)
+    report = flow(loss=loss, loss_sign=sign, learning=LearningReport(over_constant=over))
+    known = {"0-SGD": OptimizerStats((0.1,), (0.1,), groups=(GroupSettings(lr=0.1, maximize=maximize),))}
+    cause = judged(large_steps.wrong_sign, alert("loss_diverging"), facts(None, report, optimizers=known))
+    assert (None if cause is None else cause.strengths) == strengths
 
 
 def of_logits(**numbers: Any) -> OutputStats:

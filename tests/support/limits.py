@@ -27,8 +27,8 @@ def _below_or_zero(value: float, limit: float) -> bool:
 SIDES: dict[str, Beyond] = {
     **dict.fromkeys(
         (
-            "AttentionCollapse", "Constant", "CopyFollows", "LossPlateau", "LossWithoutBound", "LrZero", "PartNotLearning",
-            "RepresentationCollapse", "RouterCollapse", "Silent", "TinyInput", "UpdateTooSmall", "Vanishing",
+            "AttentionCollapse", "Constant", "CopyFollows", "LossPlateau", "LossWithoutBound", "LrZero", "OffsetInput",
+            "PartNotLearning", "RepresentationCollapse", "RouterCollapse", "Silent", "TinyInput", "UpdateTooSmall", "Vanishing",
         ),
         _below,
     ),

@@ -145,8 +145,9 @@ def rate_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         return None
     ratio, known, gains = facts.usual_ratio(rate.optimizer), usual(rate), facts.step_ratio
     size, over = f"a step changes a weight by {ratio:.2g} of its size", facts.flow.over_constant
-    found.add(ratio < 1e-4, SOME, f"{size}; {USUAL_UPDATE:g} is usual")
-    found.add(ratio < 1e-4 and over > 0.97, SLIGHT, f"the loss is still {over:.3g} of that of the best constant answer")
+    small = ratio < USUAL_UPDATE / 10
+    found.add(small, SOME, f"{size}; {USUAL_UPDATE:g} is usual")
+    found.add(small and over > 0.97, SLIGHT, f"the loss is still {over:.3g} of that of the best constant answer")
     found.add(rate.lr < known.low, SOME, f"{rate.kind}'s usual range is {known.low:g} to {known.high:g}")
     found.add(rate.lr >= known.typical, AGAINST, f"{rate.lr:.3g} is usual for {rate.kind}")
     found.add(gains > 0.99, SLIGHT, f"its steps gain {gains:.3g} of what their gradients predict")

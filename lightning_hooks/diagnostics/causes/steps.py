@@ -131,12 +131,15 @@ def wrong_sign(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss, or a term of it, is made larger."""
     loss, sign, effect = facts.flow.loss or NO_LOSS, facts.flow.loss_sign, "a loss that falls"
     ways = {group.maximize for stats in facts.optimizers.values() for group in stats.groups}  # of both in a min-max problem
-    if loss.optimized and sign and ways == {sign > 0}:
+    over, proven = facts.flow.over_constant, loss.optimized and sign != 0 and ways == {sign > 0}
+    climbs = ways == {True} and sign >= 0 and (proven or over > 1)
+    if climbs or proven:
         rate = facts.rates()[0]
-        what = f"{rate.of('maximize')} is True" if sign > 0 else "there is a minus before it"
-        found.add(True, PROOF, "the loss is a distance of outputs from targets: it has a smallest value, and no largest one")
+        what = f"{rate.of('maximize')} is True" if climbs else "there is a minus before it"
+        found.add(proven, PROOF, "the loss is a distance of outputs from targets: it has a smallest value, and no largest one")
+        found.add(not proven, STRONG, f"outputs are {over:.3g} times as far from their targets as the best constant answer")
         minus = Remedy("remove", "the minus before the loss", effect=effect, steps=SOON)
-        remedy = set_to(rate, "maximize", "True", "False", effect) if sign > 0 else minus
+        remedy = set_to(rate, "maximize", "True", "False", effect) if climbs else minus
         return f"The loss is made as large as possible: {what}.", [remedy]
     known, recent = [*facts.features.outputs, *facts.features.targets], [value for value in loss.recent if value == value]
     if not known or len(recent) < 4:

@@ -6,7 +6,7 @@ import math
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, in_batch, percent
+from lightning_hooks.declare.rule import Alerts, Rule, graded, in_batch, percent, where
 from lightning_hooks.diagnostics.causes import code, data, steps, weights, wiring
 from lightning_hooks.diagnostics.loss.report import NO_LOSS
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport, loss_falls, only_the_first_step
@@ -62,6 +62,33 @@ class TinyInput(Rule, kind="constant"):
                 f"its input ({in_batch(report.input_place)}), images, has no number above {stats.max:.2g} (limit "
                 f"{self.largest:g}): samples differ by next to nothing, against the biases and positions that layers add.",
                 advice=("Divide once, or standardise the input",),
+            )  # fmt: skip
+
+
+class OffsetInput(Rule, kind="constant"):
+    """Inputs far from zero for how much they vary: to a first layer all samples are nearly the same.
+
+    Data between 0 and 1, or bytes, have a mean of about one standard deviation. Where a batch norm comes first, what it puts out
+    differs from sample to sample, and all is well.
+
+    Attributes:
+        spread: Standard deviation of all numbers of the input over the distance of their mean from zero, below which it counts.
+    """
+
+    spread: float = 0.2
+    alike: ClassVar[float] = 0.1  # variance between samples over that within one, in what comes first, below which it counts
+
+    def __call__(self, report: FeatureReport) -> Alerts:
+        first = report.representations.get(report.first_called)
+        alike = report.first_called and (first is None or first.ratio < self.alike)
+        inputs = {part: stats for part, stats in report.inputs.items() if part == "training" and alike}
+        for _, stats in where(inputs, lambda stats: 0 < stats.std < self.spread * abs(stats.mean) < math.inf):
+            yield self.alert(
+                report, report.first_called, stats.std / abs(stats.mean), self.spread, "warning",
+                f"its input ({in_batch(report.input_place)}) has a mean of {stats.mean:.3g} and a standard deviation of "
+                f"{stats.std:.3g}, {percent(stats.std / abs(stats.mean))} of that (limit {percent(self.spread)}): samples differ "
+                "little against what they have in common.",
+                advice=("Subtract the mean of the training data, and divide by their standard deviation",),
             )  # fmt: skip
 
 
@@ -221,7 +248,7 @@ class Silent(Rule, kind="silent", judges="epoch"):
             )  # fmt: skip
 
 
-__all__ = ["Constant", "ConstantTargets", "Dead", "SameSamples", "SameTargets", "Saturated", "Silent", "TinyInput"]
+__all__ = ["Constant", "ConstantTargets", "Dead", "OffsetInput", "SameSamples", "SameTargets", "Saturated", "Silent", "TinyInput"]
 
 KINDS = (
     Kind(
@@ -230,11 +257,13 @@ KINDS = (
             data.constant_data, data.tiny_inputs, code.softmax_of_one, wiring.compared_in_pairs, data.large_inputs,
             weights.constant_weights, weights.offset_bias, *steps.STEP_SIZE,
         ),
-        meaning="A module's output does not vary, or all samples of a batch are equal or next to 0, or all samples have the same "
+        meaning="A module's output does not vary, or all samples of a batch are equal, next to 0 or far from it, or all have one "
         "target. The model cannot learn anything about its input.",
         formula="of a module:   alert if std(output) / rms(output) <= {Constant.threshold}\n"
         "of a batch:    alert if all samples are equal to the last bit; of token ids and masks, in all of them\n"
         "               alert if the input is images, and all of its numbers are from 0 to {TinyInput.largest}\n"
+        "               alert if 0 < std < {OffsetInput.spread} * |mean|, of all numbers of the input, and the variance between "
+        "samples\n               < {OffsetInput.alike} * that within one, at the module called first\n"
         "of the targets: agreement = |gradient of the last bias| / |the same, if all samples pulled in one direction|\n"
         "               alert if agreement > {ConstantTargets.threshold}, in batches of at least {ConstantTargets.min_samples} "
         "samples\n"

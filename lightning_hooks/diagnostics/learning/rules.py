@@ -32,7 +32,7 @@ class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")
         threshold: Fall of the loss on new batches over the sum of the gains, below which it counts.
         over_constant: Loss over that of the best constant answer from which on the model is no better than that.
         still: Share by which a loss that stands still may change, with its error, and be above that of the best constant answer:
-            farther above it is on its way.
+            farther above it is on its way, in the first half of the planned steps.
         stays: Share of the steps so far, in several windows, for which the loss must have been there, still or not.
         behind: Median of the last losses over that of the best constant answer, above which a model that is half trained is
             worse than that.
@@ -64,7 +64,8 @@ class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")
         behind, planned = _over_constant(report), report.planned_steps or math.inf
         limit = f"of that of the best constant answer (limit {self.over_constant:g})"
         begun = not _warms_up(report) and report.step >= self.begun * (report.planned_steps or 0)
-        if still and self.over_constant < constant < 1 + self.still:
+        half = report.step >= planned / 2
+        if still and self.over_constant < constant < (1 + self.still, math.inf)[half]:
             yield self.alert(
                 report, SITE, constant, self.over_constant, graded(begun),
                 f"the loss is {constant:.3g} {limit} and stands still.",
@@ -74,7 +75,7 @@ class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")
                 report, SITE, level, self.over_constant, graded(begun),
                 f"the loss is {level:.3g} {limit}, and has been for {steps} of {report.step} steps.",
             )  # fmt: skip
-        elif behind > self.behind and report.step >= planned / 2:
+        elif behind > self.behind and half:
             yield self.alert(
                 report, SITE, behind, self.behind, "warning",
                 f"the loss is {behind:.3g} times that of the best constant answer (limit {self.behind:g}) after "

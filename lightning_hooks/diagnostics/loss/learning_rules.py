@@ -138,8 +138,9 @@ class ValidationApart(Rule, kind="validation_shift", judges="epoch"):
     """Two validation losses in a row that are worse than guessing, early in training, while those of training are clearly better.
 
     In two epochs little is learned by heart: the two are prepared or computed differently, or training sees few samples again and
-    again. A single bad validation may follow a bad step. Averaged weights that are validated may be as bad as guessing at first,
-    but not worse. Running statistics of batch norms that still hold a part of their first values say nothing of the data.
+    again. A single bad validation may follow a bad step, and a loss that falls fast is on its way. Averaged weights that are
+    validated may be as bad as guessing at first, but not worse. Running statistics of batch norms that still hold a part of their
+    first values say nothing of the data.
 
     Attributes:
         worse: Validation loss over that of guessing, above which it counts.
@@ -147,6 +148,7 @@ class ValidationApart(Rule, kind="validation_shift", judges="epoch"):
 
     worse: float = 1.1
     better: ClassVar[float] = 0.8  # training loss over the validation loss, below which it counts
+    stays: ClassVar[float] = 0.9  # the second validation loss over the first, above which it counts
     settled: ClassVar[float] = 0.05  # share of their first values in running statistics, below which it counts
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
@@ -156,7 +158,8 @@ class ValidationApart(Rule, kind="validation_shift", judges="epoch"):
             one for one in last if one.loss > self.worse * guessing and min(one.training, loss.latest) < self.better * one.loss
         ]
         unsettled = (1 - report.model_setup.slowest_momentum) ** report.step
-        if len(distant) == 2 and report.epoch <= 1 and report.loss_sign and unsettled < self.settled:
+        stays = len(distant) == 2 and last[-1].loss > self.stays * last[0].loss
+        if stays and report.epoch <= 1 and report.loss_sign and unsettled < self.settled:
             validation, training = last[-1].loss, min(last[-1].training, loss.latest)
             yield self.alert(
                 report, VALIDATION_SITE, validation / guessing, self.worse, "warning",
@@ -231,7 +234,7 @@ KINDS = (
         formula="ratio = rms(model input in validation) / rms(model input in training)\n\n"
         "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}\n"
         "or if, in the first two epochs, two validation losses in a row > {ValidationApart.worse} * that of guessing, and training "
-        "loss < {ValidationApart.better} * validation loss,\n"
+        "loss < {ValidationApart.better} * validation loss,\n   the second > {ValidationApart.stays} * the first,\n"
         "   once (1 - momentum) ** steps < {ValidationApart.settled} for all batch norms\n"
         "or if, of the predictions of a cross entropy in validation, more are right by other numbers of classes than by those of "
         "the labels,\n   by {ClassesRenumbered.sigmas} * sqrt(both), of two classes and more, each predicted as one other class "

@@ -64,11 +64,10 @@ class LossSpiking(Rule, kind="loss_spike"):
     def __call__(self, report: GradientFlowReport) -> Alerts:
         loss = report.loss or NO_LOSS
         spike = loss.spike
-        if spike is None or 0 <= spike.batch < self.settle or not spike.loss - spike.mean > self.lost * _fall(loss):
-            return
-        here = spike.batch >= 0
-        where = ("at the end of the epoch before", f"at training batch {spike.batch} of the epoch")[here]
-        if spike.sigmas > self.sigmas and spike.ratio > self.ratio:
+        large = spike is not None and spike.sigmas > self.sigmas and spike.ratio > self.ratio
+        if spike is not None and large and not 0 <= spike.batch < self.settle and spike.loss - spike.mean > self.lost * _fall(loss):
+            here = spike.batch >= 0
+            where = ("at the end of the epoch before", f"at training batch {spike.batch} of the epoch")[here]
             yield self.alert(
                 report, SITE, spike.ratio, self.ratio, "warning",
                 f"{where} the loss leapt to at least {spike.loss:.3g} for {LASTING} batches: {spike.sigmas:.3g} standard "
@@ -161,6 +160,32 @@ class LossWithoutBound(Rule, kind="loss_diverging"):
             )  # fmt: skip
 
 
+class TargetsRecede(Rule, kind="loss_diverging"):
+    """Outputs that move away from their targets, window after window, whatever the loss as a whole does.
+
+    Under manual optimization too, and where a minus, or another term, makes the loss itself fall. A net that learns comes nearer.
+
+    Attributes:
+        factor: The loss over that of the best constant answer, above which it counts; and over what it was in the first window.
+    """
+
+    factor: float = 3.0
+    windows: ClassVar[int] = 3  # windows in a row, each of which must be worse than the one before
+
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        now, first = report.over_constant, report.first.over_constant
+        known = [one.over_constant for one in report.windows[-self.windows :]]
+        recedes = len(known) == self.windows and all(earlier < later for earlier, later in pairwise(known))
+        limit = self.factor * max(1.0, first)
+        if recedes and now > limit:
+            yield self.alert(
+                report, SITE, now, limit, "warning",
+                f"outputs are {now:.3g} times as far from their targets as the best constant answer (limit {limit:.3g}), and were "
+                f"{first:.3g} times in the first window: they move away, window after window.",
+                advice=("Check the sign of the loss, and of each of its terms", "Try a lower learning rate"),
+            )  # fmt: skip
+
+
 def rises(loss: LossReport, noise: float, min_steps: int = 64) -> bool:
     """Whether a loss is above its lowest level by so many times the noise from batch to batch.
 
@@ -186,7 +211,7 @@ def rising(losses: Sequence[float]) -> float:
     return score / math.sqrt(MEANS * (MEANS - 1) * (2 * MEANS + 5) / 18)
 
 
-__all__ = ["LossDiverging", "LossMaximized", "LossNonfinite", "LossSpiking", "LossWithoutBound"]
+__all__ = ["LossDiverging", "LossMaximized", "LossNonfinite", "LossSpiking", "LossWithoutBound", "TargetsRecede"]
 
 KINDS = (
     Kind(
@@ -220,7 +245,7 @@ KINDS = (
         causes=steps.LARGE_STEP,
         meaning="The loss had fallen and rises again, against what the optimizer minimises; or it is a distance of outputs from "
         "targets, such as a cross entropy, and is made larger, by `maximize=True` or a minus before it; or it falls below 0 by a "
-        "part without a lowest value.",
+        "part without a lowest value; or outputs move away from their targets.",
         formula="now = median of the last 32 losses;  lowest = the lowest median of 32 losses in a row so far\n"
         "lost = (now - lowest) / (loss at the start - lowest)\n\n"
         "alert if lost > {LossDiverging.lost}, and now - lowest > {LossDiverging.noise} * standard deviation from batch to batch,\n"
@@ -231,7 +256,9 @@ KINDS = (
         "an\n"
         "   optimizer have maximize=True, or it is minus one of these and none has\n"
         "or if the mean of the last quarter of the last losses < -(loss at the start) < 0, and over_constant >= 1\n"
-        "Not under manual optimisation.",
+        "Not under manual optimisation, but for:\n"
+        "or if over_constant rose from window to window in the last {TargetsRecede.windows}, and > {TargetsRecede.factor} * max(1, "
+        "that of the first)",
         advice=("Try a lower learning rate, and check what its scheduler does",
             "Check the sign and the weight of each term of the loss"),
     ),

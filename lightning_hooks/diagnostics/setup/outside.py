@@ -19,7 +19,7 @@ from lightning_hooks.hooks.selection import clean_name, cleaned
 
 VALUES = 16  # values of each parameter that are compared
 FEW, MOMENTS = 4, 24  # parameters at which is looked in more batches, and the most of these in a window
-STILL = 4  # moments from which on it says something that all are the same
+STILL = 4  # steps from whose start on it says something that all are the same
 ROUNDING = 1e-5
 """Change of a value over the root mean square of its parameter up to which it is rounding, as of a merge that is taken back."""
 UNDONE = 0.5  # share of what was learned, and of the trained elements, from which on it counts as undone
@@ -117,6 +117,7 @@ class WeightsWatch:
         trained = [name for name, parameter in self._known.items() if parameter.requires_grad]
         self._few = {name: self._known[name] for name in trained[:: -(-len(trained) // FEW) or 1]}
         self._moments: list[Tensor] = []
+        self._moment_steps: set[int] = set()  # the global steps at which these were taken
         self._earlier: list[Tensor] = []  # on the host
         self._before: tuple[str, Tensor] | None = None  # where training has paused: the moment, and the values
         self._between: Tensor | None = None  # the values at a window's end within the pause
@@ -129,6 +130,7 @@ class WeightsWatch:
         """Take values of a few parameters when a sampled batch or the one after it starts."""
         if self._few and len(self._moments) < MOMENTS:
             self._moments.append(self._taken(self._few.values()))
+            self._moment_steps.add(self._context.host.position.global_step)
 
     def _look(self, moment: str = "") -> None:
         """Take the values at a moment at which training pauses; without one, when one of the first batches after it starts."""
@@ -180,7 +182,8 @@ class WeightsWatch:
         moments, self._moments = self._moments, []
         taken = torch.stack(moments).cpu() if len({*map(len, moments)}) == 1 else torch.zeros(0, 1)
         values = [*taken[taken.isfinite().all(1)]]  # NaN differs from itself
-        self.still = tuple(self._few) if len(values) >= STILL and len({each.numpy().tobytes() for each in values}) == 1 else ()
+        same = len(self._moment_steps) >= STILL and len({each.numpy().tobytes() for each in values}) == 1
+        self.still, self._moment_steps = tuple(self._few) if same else (), set()
         known = [each for each in self._earlier if values and len(each) == len(values[0])] + values
         if self.set is None:  # else a pause explains it
             self.returned += returns(known, len(values))

@@ -218,6 +218,13 @@ def test_weights_that_are_loaded_again_after_each_step() -> None:
     assert alert.message.startswith("at all sampled steps its weights were to the bit those of an earlier one")
 
 
+def test_weights_that_wait_for_accumulated_gradients_are_not_set_back() -> None:
+    monitor = TrainingMonitor(every_n_steps=1, summary=False)
+    trainer([monitor], max_epochs=2, accumulate_grad_batches=4).fit(classifier(), loader(n=32))
+    assert [r.batches for r in monitor.history["gradients"]] == [4, 4]
+    assert [(r.model_setup.weights_returned, r.model_setup.weights_still) for r in monitor.history["gradients"]] == [(0, ())] * 2
+
+
 def test_weights_that_are_nan_do_not_return() -> None:
     module = classifier()
     torch.nn.init.constant_(module.net[0].weight, float("nan"))
