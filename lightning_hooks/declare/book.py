@@ -134,6 +134,11 @@ class AlertBook:
         """The problems that were passed on and last."""
         return [(key, known[-1]) for key, known in self.problems.items() if not known[-1].over]
 
+    @property
+    def over(self) -> list[Occurrence]:
+        """What was passed on and is over."""
+        return [occurrence for known in self.problems.values() for occurrence in known if occurrence.over]
+
     def _open(self, alert: Alert) -> Occurrence | None:
         """The problem that lasts and that an alert belongs to."""
         known = self.problems.get(_key(alert))

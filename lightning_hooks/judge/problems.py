@@ -125,8 +125,10 @@ def in_problems(
         found = explain([problem.alert for problem in unknown])
         for problem, alert in zip(unknown, found, strict=True):
             problem.alert = alert
+    over = [FoundKind(place, one.passed_on, lasts=True) for place, book in enumerate(books) for one in book.over]
     for problem in sorted(new, key=lambda problem: problem.order):
         head = before.get(problem.alert.kind) or next((head for head in heads if _explains(head, problem)), None)
+        head = head or next((head for head in over if _comes_back(head, problem)), None)
         if head is None:
             heads.append(problem)
         else:
@@ -142,7 +144,7 @@ def in_problems(
         if not problem.spreads:
             for report, alert in problem.others:
                 ordered[report].append(dataclasses.replace(alert, cause="", consequences=()))
-    for problem in left:
+    for problem in [*left, *over]:
         for report, alert in _effects(problem):
             ordered[report].append(dataclasses.replace(alert, severity="info", cause=problem.alert.name, consequences=()))
     return Judged([tuple(alerts) for alerts in ordered], left)
@@ -201,10 +203,12 @@ def _explains(head: FoundKind, effect: FoundKind) -> bool:
         return False
     if head.kind.about == effect.kind.about == "nonfinite":
         return True
-    if head.lasts and effect.kind.states == "fact" and head.kind.states != "fact":
-        return False  # it says more than the symptom that was passed on
     if head.decisive.keys() & effect.decisive.keys():
         return True  # one cause, one problem
+    if head.lasts and effect.kind.about == "nonfinite" and effect.decisive.keys() & {one.name for one in head.kind.causes}:
+        return True  # what grew from step to step has overflowed
+    if head.lasts and effect.kind.states == "fact" and head.kind.states != "fact":
+        return False  # it says more than the symptom that was passed on
     if effect.kind.states == "outcome" and head.decisive and head.surety >= effect.surety:
         return True
     if head.lasts and gravity(effect.alert.severity) < gravity(head.alert.severity):
@@ -217,6 +221,11 @@ def _explains(head: FoundKind, effect: FoundKind) -> bool:
     if effect.kind.states == "outcome" and not effect.decisive:
         return head.kind.states != "own"
     return head.spreads and (effect.spreads or effect.kind.states == "outcome")
+
+
+def _comes_back(head: FoundKind, effect: FoundKind) -> bool:
+    """Whether the cause of a problem that is over is that of one that is no graver: two alerts never have one cause."""
+    return bool(head.decisive.keys() & effect.decisive.keys()) and gravity(effect.alert.severity) >= gravity(head.alert.severity)
 
 
 def _adopt(problem: FoundKind) -> None:

@@ -314,6 +314,8 @@ def test_validation_losses_worse_than_guessing_in_the_first_two_epochs(
     for known in ((ValidationLoss(2.2, 1.9), validations[1]), validations[1:], (ValidationLoss(3.0, 1.9), validations[1])):
         # One bad validation, as after a bad step; or one that is on its way down.
         assert not [*ValidationApart()(replace(given, loss=replace(loss, validations=known)))]
+    poor = tuple(ValidationLoss(2 * one.loss, 2.3) for one in validations)  # training is no better than guessing either
+    assert not [*ValidationApart()(replace(given, loss=replace(loss, recent=(2.3,) * 64, validations=poor)))]
     assert [(alert.kind, alert.site, alert.severity) for alert in alerts] == [
         ("validation_shift", "validation loss", "warning")
     ] * found

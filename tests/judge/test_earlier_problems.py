@@ -116,6 +116,48 @@ def test_a_new_problem_with_a_cause_belongs_to_an_earlier_one_with_the_same(caus
 
 
 @pytest.mark.parametrize(
+    ("severity", "cause", "joined"),
+    [("warning", "rate_too_high", True), ("critical", "rate_too_high", False), ("warning", "constant_weights", False)],
+)
+def test_the_cause_of_a_problem_that_is_over_is_not_passed_on_again_unless_what_it_does_is_graver(
+    severity: str, cause: str, joined: bool
+) -> None:
+    head, effect = (
+        replace(found(name, epoch), causes=(Cause(of, "It is so.", 0.9),))
+        for name, epoch, of in ((RATE, 0, "rate_too_high"), (f"{severity}: {COLLAPSE}", 4, cause))
+    )
+    books = AlertBook(), AlertBook()
+    for epoch in range(4):
+        books[0].new_alerts([head] if epoch == 0 else [], epoch)
+    assert [one.passed_on.name for one in books[0].over] == [RATE]
+    reports = GradientFlowReport(4, 10, MODULES, {}, 1.0), replace(AttentionReport(4, 10, {}), alerts=(effect,))
+    ordered = in_problems(Window(reports), books)
+    assert [problem.alert.name for problem in ordered.problems] == [COLLAPSE] * (not joined)
+    assert [(one.cause, one.severity) for one in ordered.of_report[1]] == [(RATE, "info") if joined else ("", severity)]
+    assert ordered.of_report[0] == ()  # it is not back itself
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "joined"),
+    [
+        ("wrong_sign", "rate_too_high", True),  # what grew has overflowed, whichever of its possible causes it is
+        ("rate_too_high", "rate_too_high", True),
+        ("wrong_sign", "nonfinite_data", False),
+    ],
+)
+def test_what_overflows_belongs_to_what_grew_before(first: str, second: str, joined: bool) -> None:
+    head, effect = (
+        replace(found(f"critical: {name}", epoch), causes=(Cause(cause, "It is so.", 0.9),))
+        for name, epoch, cause in (("exploding at 0-SGD", 1, first), ("loss_nonfinite at loss", 3, second))
+    )
+    book = AlertBook()
+    book.new_alerts([head])
+    report = replace(GradientFlowReport(3, 10, MODULES, {}, 1.0), alerts=(effect,))
+    ordered = in_problems(Window([report]), [book])
+    assert [problem.alert.kind for problem in ordered.problems] == ["exploding" if joined else "loss_nonfinite"]
+
+
+@pytest.mark.parametrize(
     ("first", "kind", "second", "joined"),
     [
         ("rate_too_low", "critical: no_progress", "rate_too_low", True),  # one cause, however grave what it does

@@ -147,7 +147,7 @@ class ValidationApart(Rule, kind="validation_shift", judges="epoch"):
     """
 
     worse: float = 1.1
-    better: ClassVar[float] = 0.8  # training loss over the validation loss, below which it counts
+    better: ClassVar[float] = 0.8  # training loss over the validation loss, below which it counts; that of guessing is more too
     stays: ClassVar[float] = 0.9  # the second validation loss over the first, above which it counts
     settled: ClassVar[float] = 0.05  # share of their first values in running statistics, below which it counts
 
@@ -155,7 +155,9 @@ class ValidationApart(Rule, kind="validation_shift", judges="epoch"):
         loss, guessing = report.minimized, report.learned.constant_loss or math.nan
         last = loss.validations[-2:]
         distant = [
-            one for one in last if one.loss > self.worse * guessing and min(one.training, loss.latest) < self.better * one.loss
+            one
+            for one in last
+            if one.loss > self.worse * guessing and min(one.training, loss.latest) < min(self.better * one.loss, guessing)
         ]
         unsettled = (1 - report.model_setup.slowest_momentum) ** report.step
         stays = len(distant) == 2 and last[-1].loss > self.stays * last[0].loss
@@ -234,7 +236,8 @@ KINDS = (
         formula="ratio = rms(model input in validation) / rms(model input in training)\n\n"
         "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}\n"
         "or if, in the first two epochs, two validation losses in a row > {ValidationApart.worse} * that of guessing, and training "
-        "loss < {ValidationApart.better} * validation loss,\n   the second > {ValidationApart.stays} * the first,\n"
+        "loss < {ValidationApart.better} * validation loss and < that of guessing,\n   the second > {ValidationApart.stays} * the "
+        "first,\n"
         "   once (1 - momentum) ** steps < {ValidationApart.settled} for all batch norms\n"
         "or if, of the predictions of a cross entropy in validation, more are right by other numbers of classes than by those of "
         "the labels,\n   by {ClassesRenumbered.sigmas} * sqrt(both), of two classes and more, each predicted as one other class "
