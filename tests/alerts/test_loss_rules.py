@@ -266,6 +266,7 @@ def test_a_loss_that_falls_without_bound(start: float, last: float, over: float 
     [
         ([1.1, 1.5, 3.5], True),
         ([0.9, 2.0, 3.1], True),
+        ([1.5, 0.2, 0.3, 4.4], False),
         ([0.9, 2.0, 2.9], False),  # less than three times as far as the best constant answer
         ([2.0, 4.0, 5.9], False),  # less than three times as far as in the first window
         ([2.0, 4.0, 5.0, 6.1], True),
@@ -278,9 +279,11 @@ def test_a_loss_that_falls_without_bound(start: float, last: float, over: float 
 def test_outputs_that_move_away_from_their_targets(levels: list[float | None], found: bool) -> None:
     loss = LossReport(64, -2.0, 1.0, -3.0, -1.0, -2.0, recent=(-2.0,) * 64, start=-1.0, optimized=False)
     windows = [
-        GradientFlowReport(n, 64 * n + 64, {}, {}, 1.0, loss=loss, learning=LearningReport(over_constant=level))
+        GradientFlowReport(n, 64 * n + 64, {}, {}, 1.0, loss=loss, learning=LearningReport(over_constant=level, constant_loss=0.7))
         for n, level in enumerate(levels)
     ]
+    last = replace(windows[-1], learning=LearningReport(over_constant=levels[-1], constant_loss=0.01))
+    assert not [*TargetsRecede()(last.after(windows[:-1]))]  # the targets have become alike
     alerts = [*TargetsRecede()(windows[-1].after(windows[:-1]))]
     limit = 3.0 * max(1.0, levels[0] or 0.0)
     assert [(a.kind, a.severity, a.value, a.threshold) for a in alerts] == [

@@ -164,9 +164,11 @@ class TargetsRecede(Rule, kind="loss_diverging"):
     """Outputs that move away from their targets, window after window, whatever the loss as a whole does.
 
     Under manual optimization too, and where a minus, or another term, makes the loss itself fall. A net that learns comes nearer.
+    Where targets become alike, as the returns of a policy that learns, only the best constant answer does.
 
     Attributes:
-        factor: The loss over that of the best constant answer, above which it counts; and over what it was in the first window.
+        factor: The loss over that of the best constant answer, above which it counts; and both over what they were in the first
+            window.
     """
 
     factor: float = 3.0
@@ -174,10 +176,10 @@ class TargetsRecede(Rule, kind="loss_diverging"):
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         now, first = report.over_constant, report.first.over_constant
-        known = [one.over_constant for one in report.windows[-self.windows :]]
-        recedes = len(known) == self.windows and all(earlier < later for earlier, later in pairwise(known))
-        limit = self.factor * max(1.0, first)
-        if recedes and now > limit:
+        distances = [one.over_constant * (one.learned.constant_loss or math.nan) for one in report.windows]
+        last, limit = distances[-self.windows :], self.factor * max(1.0, first)
+        grows = len(last) == self.windows and all(earlier < later for earlier, later in pairwise(last))
+        if grows and now > limit and last[-1] > self.factor * distances[0]:
             yield self.alert(
                 report, SITE, now, limit, "warning",
                 f"outputs are {now:.3g} times as far from their targets as the best constant answer (limit {limit:.3g}), and were "
@@ -257,8 +259,8 @@ KINDS = (
         "   optimizer have maximize=True, or it is minus one of these and none has\n"
         "or if the mean of the last quarter of the last losses < -(loss at the start) < 0, and over_constant >= 1\n"
         "Not under manual optimisation, but for:\n"
-        "or if over_constant rose from window to window in the last {TargetsRecede.windows}, and > {TargetsRecede.factor} * max(1, "
-        "that of the first)",
+        "or if over_constant * loss of the best constant answer rose from window to window in the last {TargetsRecede.windows},\n"
+        "   and is > {TargetsRecede.factor} * that of the first, as over_constant is, and > {TargetsRecede.factor}",
         advice=("Try a lower learning rate, and check what its scheduler does",
             "Check the sign and the weight of each term of the loss"),
     ),
