@@ -23,7 +23,6 @@ from lightning_hooks.session.optimizer_state import (
     BeforeUpdate,
     GradientTrace,
     OptimizerState,
-    UndoneUpdate,
     has_step_hooks,
 )
 
@@ -141,8 +140,6 @@ class StepProbe:
         if not self._observers:
             self._installed = False
             self._hooks.remove_all()
-            for watch in self.watches:
-                watch.give_back()
             self.places.release()
             self.watches, self._watch_of, self._backward = [], {}, False
 
@@ -298,15 +295,10 @@ class StepProbe:
             self._observers.read_after(step)
         for call in self._observers.calls["update"]:
             call(step)
-        if step.undone:
-            watch.undo = UndoneUpdate(watch.optimizer)
 
     def _left(self, watch: OptimizerState) -> None:
         step, watch.step, watch.ready, watch.announced_empty = watch.step, None, False, False
-        if step is not None and step.undone:
-            watch.give_back()
-            self._observers.notify("skipped", step)
-        elif step is not None and (step.indices or self._backward):
+        if step is not None and (step.indices or self._backward):
             step.discarded, watch.discarded = watch.discarded, 0
             if step.parameters and step.shards is None:  # what is written to a shard does not count as written to the whole
                 watch.left = GradientTrace(step.parameters, unannounced=not self._host.setup.steps_announced)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Callable
@@ -221,52 +220,6 @@ def test_of_lbfgs_the_gradients_at_the_step_s_start_count() -> None:
     assert stats.norm_before == pytest.approx(sum(model.first) / N, rel=1e-5)
     assert stats.norm_after == pytest.approx(stats.norm_before, rel=1e-6)
     assert (stats.steps, stats.clipped_steps) == (N, 0)
-
-
-class Signs(torch.optim.Optimizer):
-    """Does not expect a parameter without a gradient; decays weights, and keeps a state."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        with torch.enable_grad():
-            loss = closure()
-        for parameter in self.param_groups[0]["params"]:
-            self.state[parameter]["steps"] = self.state[parameter].get("steps", 0) + 1
-            parameter.mul_(0.99).add_(parameter.grad.sign(), alpha=-0.01)
-        return loss
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        Signs,
-        lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1),
-        lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, nesterov=True),
-        lambda parameters: torch.optim.LBFGS(parameters, max_iter=3),
-        lambda parameters: Wrapper(torch.optim.Adagrad(parameters)),
-    ],
-    ids=["signs", "adamw", "momentum", "lbfgs", "wrapper"],
-)
-def test_a_step_with_nan_is_withheld_from_any_optimizer(make: Any) -> None:
-    class NaNAtTwo(Optimized):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            if batch_idx == 2 and not hasattr(self, "weights"):
-                self.weights = copy.deepcopy(self.net.state_dict())
-                self.state = copy.deepcopy(self.trainer.optimizers[0].state_dict())
-            return super().training_step(batch, batch_idx) * (math.nan if batch_idx == 2 else 1.0)
-
-    model = NaNAtTwo(make)
-    ours = monitors(every_n_steps=1, summary=False, check_every_n_steps=1, on_alert="stop")
-    fit = trainer(ours, max_epochs=3)
-    fit.fit(model, loader())
-    assert fit.should_stop
-    assert fit.current_epoch == 1
-    for key, value in model.net.state_dict().items():
-        assert torch.equal(value, model.weights[key]), key
-    torch.testing.assert_close(fit.optimizers[0].state_dict(), model.state, rtol=0, atol=0)
 
 
 def test_a_norm_beyond_float32_is_logged() -> None:
