@@ -118,7 +118,7 @@ class LoopMetrics(Metrics):
     """
 
     def __init__(self, host: PlainHost, trackers: Trackers) -> None:
-        self._host, self._trackers = host, trackers
+        self._host, self.trackers = host, trackers
         self.values: dict[str, float] = {}
         self.reported: dict[str, Tensor] = {}
 
@@ -138,19 +138,14 @@ class LoopMetrics(Metrics):
 
     @property
     @override
-    def trackers(self) -> Trackers:
-        return self._trackers
-
-    @property
-    @override
     def available(self) -> Mapping[str, Any]:
         return self.reported
 
     @override
     def write(self, who: str, scalars: Mapping[str, float], logged: Mapping[str, float]) -> None:
         self.values.update(scalars)
-        self._trackers.scalars(dict(logged), self.step)
-        self._trackers.save()
+        self.trackers.scalars(dict(logged), self.step)
+        self.trackers.save()
 
 
 class LoopStepAgain(StepAgain):

@@ -26,7 +26,7 @@ from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.batches import Batches, BatchPlan
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.module_hooks import ModuleHooks
-from lightning_hooks.session.rank_checks import check_ranks_agree, named_to_ranks
+from lightning_hooks.session.rank_checks import check_ranks_agree, wait_for_ranks
 from lightning_hooks.session.run_alerts import RunAlerts
 from lightning_hooks.session.run_record import open_record
 from lightning_hooks.session.sinks import Sinks
@@ -82,8 +82,8 @@ class Session:
         """
         self.hooks.suspension.restore()
         try:
-            with named_to_ranks(member.name):
-                member.attach(self)
+            member.attach(self)
+            wait_for_ranks(member.name)
             check_ranks_agree(member)
         except BaseException:
             member.detach()
@@ -198,8 +198,8 @@ class Session:
     def batch_end(self, outputs: Any = None) -> None:
         """A training batch ends, and with it perhaps a window; ``training_step`` returned ``outputs``."""
         plan, self._batch = self._plan, (None, None)
-        if self.calls.running and self.calls.batch_end():
-            self.calls.notify(member.live.calls_numbered for member in self.members)
+        if self.calls.running:
+            self.calls.batch_end(member.live.calls_numbered for member in self.members)
         for call in plan.batch_end:
             call(outputs)
         full = self.batches.stop()
@@ -243,9 +243,9 @@ class Session:
         _end_windows(self, ending, epoch_ends=True)
         self.sinks.call("reports", [member for member in self.members if member.finish_epoch()], True)
 
-    def judge_urgent(self) -> bool:
+    def judge_urgent(self) -> None:
         """Something is wrong that cannot wait: apply the urgent rules of all members that check within a window."""
-        return self.alerts.judge_urgent([member for member in self.members if member.early is not None])
+        self.alerts.judge_urgent([member for member in self.members if member.early is not None])
 
     def close(self, how: str = "finished", error: BaseException | None = None) -> None:
         """Remove all hooks, write the run's report and print the closing lines. Harmless when it was closed before.
@@ -295,14 +295,11 @@ def _end_windows(session: Session, members: Sequence[Member], epoch_ends: bool =
     results = session.evidence.results
     for member in members:
         member.live.window_end()
-    tables, (calls, bad) = merged([member.live for member in members], [session.calls.waiting, results.waiting])
-    if calls:
-        session.calls.agree()
+    tables, (bad,) = merged([member.live for member in members], [results.waiting])
     if bad:
         results.agree()
     for member, table in zip(members, tables, strict=True):
         member.finish_window(table, epoch_ends)
-    session.calls.notify(member.live.calls_numbered for member in session.members)
     skipped = session.hooks.faults.skipped + sum(member.faults.skipped for member in session.members)
     if skipped:
         session._info_once(skipped_message(skipped))

@@ -152,7 +152,9 @@ class Kernels:
         """
         plain = [_computed(values) for values in all_values(tensors)]
         # The multi-tensor norm is what clip_grad_norm_ itself calls; torch has no public name for it per tensor.
-        norms = torch.stack(torch._foreach_norm([as_real(values) if values.is_complex() else values for values in plain]))
+        real = [as_real(values) if values.is_complex() else values for values in plain]
+        # On the CPU in float64, where squares neither overflow nor vanish.
+        norms = torch.stack(torch._foreach_norm(real, 2, torch.float64 if real[0].is_cpu else None))
         found = torch.stack([(values == 0).sum() for values in plain]).to(row_dtype(norms.device)) if zeros else None
         return Norms(norms.to(row_dtype(norms.device)), found, [*map(Tensor.numel, plain)])
 
