@@ -128,7 +128,9 @@ def modules_with_compiled_calls(modules: Mapping[str, nn.Module]) -> list[str]:
     Args:
         modules: By name.
     """
-    return [name for name, module in modules.items() if any(_calls_compiled(module, step) for step in _STEPS)]
+    of_each_class = {type(module): module for module in modules.values()}
+    compiled = {kind for kind, module in of_each_class.items() if any(_calls_compiled(module, step) for step in _STEPS)}
+    return [name for name, module in modules.items() if type(module) in compiled]
 
 
 def _calls_compiled(module: nn.Module, step: str) -> bool:

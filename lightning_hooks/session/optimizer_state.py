@@ -42,7 +42,6 @@ class OptimizerState:
     looks: int = 0  # how often gradients were ready in the step under way: LBFGS asks for them several times
     announced_empty: bool = False  # since its last step all ranks recorded a manual backward, and here there were no gradients
     depth: int = 0  # how many calls of step are under way: a subclass may call that of its base class
-    entered: bool = False  # its step was called, or announced, in this epoch
 
     def _look_at_groups(self, held: list[Tensor]) -> None:
         places = self.places
@@ -134,7 +133,7 @@ class BeforeUpdate(Listener):
         watch.depth += 1
         if watch.depth > 1:  # inside another step of the same optimizer, as that of a base class is
             return None
-        watch.entered, watch.looks = True, 0
+        watch.looks = 0
 
         def watched() -> Any:
             result = None if closure is None else closure()

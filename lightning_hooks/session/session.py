@@ -19,8 +19,6 @@ from lightning_hooks.declare.warn import Once, info, skipped_message
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.hooks import guarded
 from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
-from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.hooks.tensors import unread
 from lightning_hooks.replay.measure import StepMeasure
 from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.batches import Batches, BatchPlan
@@ -34,7 +32,6 @@ from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.terminal import Terminal, end_event, print_summaries
 from lightning_hooks.session.tracker_sink import TrackerSink
 from lightning_hooks.session.windows import merged
-from lightning_hooks.trackers import some
 
 _NOTHING = nullcontext()
 
@@ -70,8 +67,6 @@ class Session:
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
         self._tensors_in = guarded(tensors_in, "the batch", self._unread_batch, observes=True)
         self._info_once, self._closed = Once(info), False
-        if names := [*map(clean_name, unread(host.model))]:
-            info(f"Not measured, since torch does not compute with their values: {some(names, 5)}.")
 
     def join(self, member: Member) -> None:
         """Add a member, all of its hooks or none.
@@ -238,7 +233,6 @@ class Session:
             member.skip_batch()
         self.hooks.gate.stop()
         self.hooks.suspension.suspend(self.host.model)
-        self.probe.epoch_end()
         ending = [member for member in self.members if member.context.batches or not member.windows.index]
         _end_windows(self, ending, epoch_ends=True)
         self.sinks.call("reports", [member for member in self.members if member.finish_epoch()], True)
