@@ -87,9 +87,8 @@ class Context:
         meter: Where the time of hooks is added up; None for nowhere.
         faults: The sites whose hook raised.
         early: Its part in the checks within a window; None without them.
-        judge_urgent: Applies the urgent rules of all monitors now; returns whether the fit is to stop.
-        new_histograms: Makes the table of the histograms that the user asks for, of the names of the sites and whether the loss is
-            scaled; None for none.
+        judge_urgent: Applies the urgent rules of all monitors now.
+        new_histograms: Makes the table of the histograms that the user asks for, of the names of the sites; None for none.
         samples_of: Returns the samples of a training batch, by its epoch and its index, as alerts name them; empty where they are
             not known any more, and with several ranks, which have others.
         modules: The modules that the user selects.
@@ -112,7 +111,7 @@ class Context:
     meter: Meter | None
     faults: Faults
     early: EarlyChecks | None
-    judge_urgent: Callable[[], bool]
+    judge_urgent: Callable[[], None]
     new_histograms: Callable[..., HistogramTable | None]
     samples_of: Callable[[int, int], Sequence[int | str]]
     modules: ModuleSelector | None

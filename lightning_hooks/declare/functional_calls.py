@@ -15,7 +15,7 @@ from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.rule import grouped
 from lightning_hooks.declare.warn import Once, info, warn
 from lightning_hooks.hooks import Gate, guarded
-from lightning_hooks.hooks.functional import CallObserver, FunctionCall
+from lightning_hooks.hooks.functional import CallObserver
 from lightning_hooks.hooks.functions import FUSED, is_calling_layer
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hooks.tensors import UnreadableError
@@ -96,8 +96,8 @@ class CallSubscriber:
 class FunctionalCalls:
     """The calls of functions in one run, and their sites, each known from its first call on.
 
-    Ranks agree on the numbers of the sites after the first sampled batch. A site that only comes later has one once they have
-    agreed on it, at the end of the window in which the first rank called it.
+    Ranks agree on the numbers of the sites after the first sampled batch. Where there are several, calls at a site that only comes
+    later are not recorded.
 
     Attributes:
         sites: Those with a number, in order.
@@ -117,8 +117,6 @@ class FunctionalCalls:
         self._numbers: dict[str, int] = {}
         self._among = all_ranks()
         self.agreed = self._among is None
-        self._waiting: dict[str, FunctionalSite] = {}  # called on this rank, and ranks have not agreed
-        self._changed: bool | None = None  # numbers, since collectors were notified
         self._subscribers: list[CallSubscriber] = []
         self._takers: dict[str, list[CallSubscriber]] = {}  # by the function that they want
         self._open: list[CallSubscriber] = []  # those that record the call under way
@@ -175,7 +173,7 @@ class FunctionalCalls:
     def _callers(self, wanted: Collection[str]) -> set[str]:
         """The modules that are known to call one of these functions, on any rank."""
         found = set[str]()
-        for site in (*self.sites, *self._waiting.values()):
+        for site in self.sites:
             if site.function in wanted:
                 found.add(site.module)
         return found
@@ -191,23 +189,33 @@ class FunctionalCalls:
         if index:
             return
         wanted = {name for subscriber in self._subscribers if subscriber.in_validation for name in subscriber.functions}
-        callers = {site.module for site in self.sites if site.function in wanted}
-        modules = self.observer.callers
-        callers = {name for name in callers if not (name in modules and _calls_for_itself(modules[name]))}
+        fused = {name for name, module in self.observer.callers.items() if isinstance(module, FUSED) or is_calling_layer(module)}
+        callers = {site.module for site in self.sites if site.function in wanted} - fused
         self.in_validation = bool(callers)
         if callers:
             self.observer.start(callers)
 
-    def batch_end(self) -> bool:
-        """A batch whose calls were seen ends: after the first one ranks number its sites alike; return whether they have now."""
+    def batch_end(self, numbered: Iterable[Callable[[bool], None]]) -> None:
+        """A batch whose calls were seen ends: after the first one ranks number its sites alike.
+
+        Args:
+            numbered: Called then, with whether earlier sites have other numbers now.
+        """
         self.running = False
         self.observer.stop()
-        if self.agreed:
-            return False
-        self.agree()
+        if self._among is None or self.agreed:
+            return
+        self.agreed = True
+        own = [(site.name, site.function, site.module) for site in self.sites]
+        of_ranks: list[Any] = [None] * self._among.count
+        torch.distributed.all_gather_object(of_ranks, own)
+        self.sites, self._numbers = [], {}
+        for entry in dict.fromkeys(entry for entries in of_ranks for entry in entries):
+            self._add(FunctionalSite(len(self.sites), *entry))
         for subscriber in self._subscribers:
             subscriber.of_sites.clear()
-        return True
+        for call in numbered:
+            call(any(entries != of_ranks[0] for entries in of_ranks))
 
     def stop(self) -> None:
         """Whatever ran is over. Harmless when it was over before."""
@@ -229,36 +237,26 @@ class FunctionalCalls:
                 self._open.append(each)
         return bool(self._open)
 
-    def _record(self, call: FunctionCall) -> None:
+    def _record(self, name: str, function: str, caller: str, module: nn.Module, arguments: Mapping[str, Any], output: Any) -> None:
         takers = self._open
-        if call.caller in self._layers:
+        if caller in self._layers:
             takers = [*compress(takers, map(attrgetter("layers"), takers))]
-        number = self._numbers.get(call.name)
+        number = self._numbers.get(name)
         site = None if number is None else self.sites[number]
-        if site is None and takers and not self.in_validation:
-            site = self._new_site(call.name, call.function, call.caller)
+        if site is None and takers and not self.in_validation and (self._among is None or not self.agreed):
+            site = self._add(FunctionalSite(len(self.sites), name, function, caller))
         if site is None or not takers:
             return
-        seen = FunctionalCall(site, call.function, call.arguments, call.output, call.module)
+        seen = FunctionalCall(site, function, arguments, output, module)
         transformed = is_transformed()  # a table that is made there would be too
         for subscriber in takers:
             recorder = subscriber.of_sites.get(site.index)
             if recorder is None:
                 recorder = subscriber.of_sites[site.index] = subscriber.new(site=site.name)
             if transformed:
-                recorder.failed(UnreadableError(call.output))
+                recorder.failed(UnreadableError(output))
             else:
                 recorder(seen)
-
-    # The numbers of the sites.
-
-    def _new_site(self, name: str, function: str, module: str) -> FunctionalSite | None:
-        """The site of a first call; None where it gets no number (yet)."""
-        site = FunctionalSite(len(self.sites), name, function, module)
-        if self.agreed and self._among is not None:
-            self._waiting.setdefault(name, site)
-            return None
-        return self._add(site)
 
     def _add(self, site: FunctionalSite) -> FunctionalSite | None:
         if len(self.sites) == self.capacity:
@@ -266,30 +264,6 @@ class FunctionalCalls:
         self.sites.append(site)
         self._numbers[site.name] = site.index
         return site
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a function was called at a site that other ranks may not know."""
-        return bool(self._waiting)
-
-    def notify(self, take_up: Iterable[Callable[[bool], None]]) -> None:
-        """Where ranks have numbered sites since the last time, call these with whether earlier sites have other numbers now."""
-        changed, self._changed = self._changed, None
-        for call in take_up if changed is not None else ():
-            call(changed is True)
-
-    def agree(self) -> None:
-        """Number the sites alike on all ranks, which all call this where one of them is waiting."""
-        assert self._among is not None
-        first, self.agreed = not self.agreed, True
-        own = [(site.name, site.function, site.module) for site in (*self.sites, *self._waiting.values())]
-        of_ranks: list[Any] = [None] * self._among.count
-        torch.distributed.all_gather_object(of_ranks, own)
-        known = [] if first else own[: len(self.sites)]
-        self.sites, self._numbers, self._waiting = [], {}, {}
-        for entry in dict.fromkeys((*known, *(entry for entries in of_ranks for entry in entries))):
-            self._add(FunctionalSite(len(self.sites), *entry))
-        self._changed = first and any(entries != of_ranks[0] for entries in of_ranks)
 
     def state(self) -> list[tuple[str, str, str]]:
         """The sites, in plain types."""
@@ -306,11 +280,6 @@ def _most_sites(module: nn.Module) -> int:
     """The most sites of a module that may call functions; of layers only those count that somebody wants."""
     wanted = isinstance(module, nn.Softmax | nn.Softmax2d | nn.LogSoftmax | nn.Dropout)
     return int(wanted) if is_calling_layer(module) else SITES_PER_CALLER
-
-
-def _calls_for_itself(module: nn.Module) -> bool:
-    """Whether what a module does in validation follows from its mode, or must not be disturbed."""
-    return is_calling_layer(module) or isinstance(module, FUSED)
 
 
 def _failed(_: str, error: Exception) -> None:

@@ -117,17 +117,18 @@ class Scheduled:
 
 
 class Metrics(ABC):
-    """The values that are logged: the user's, and those of the monitors."""
+    """The values that are logged: the user's, and those of the monitors.
+
+    Attributes:
+        trackers: The loggers behind one interface; empty on ranks other than 0.
+    """
+
+    trackers: Trackers
 
     @property
     @abstractmethod
     def step(self) -> int:
         """The step on the loggers' axis at which values of the window are logged."""
-
-    @property
-    @abstractmethod
-    def trackers(self) -> Trackers:
-        """The loggers behind one interface; empty on ranks other than 0."""
 
     @property
     def available(self) -> Mapping[str, Any]:
@@ -179,20 +180,6 @@ class RunFiles:
         if report_dir == "auto":
             return self._log_dir
         return None if report_dir is None else Path(report_dir)
-
-    def place(self, file: Path, kept_in: Sequence[str], everything: bool) -> str:
-        """Return where a run's file is found after training, in words.
-
-        Args:
-            file: The file.
-            kept_in: The trackers that keep a copy.
-            everything: Whether all of the run's files are kept by trackers.
-        """
-        return str(file)
-
-    def keeps(self, folder: Path) -> bool:
-        """Whether a folder that :meth:`folder` named stays after the run."""
-        return True
 
 
 class StepAgain:

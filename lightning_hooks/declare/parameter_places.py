@@ -79,7 +79,7 @@ class ParameterPlaces:
 
     def release(self) -> None:
         """Let the parameters go until the next :meth:`update`: torch exchanges no contents of what has a weak reference."""
-        self._parameters, self._index, self.optimizers = [_gone for _ in self._parameters], {}, []
+        self._parameters, self._index, self.optimizers = [lambda: None] * len(self._parameters), {}, []
 
     def index_of(self, parameter: Tensor) -> int | None:
         """The parameter's place; None if it was not there at the last :meth:`update`."""
@@ -107,7 +107,3 @@ class ParameterPlaces:
     def tensors(self) -> list[Tensor | None]:
         """The parameter at each place; None where it is gone."""
         return [found() for found in self._parameters]
-
-
-def _gone() -> None:
-    return None

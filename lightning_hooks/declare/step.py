@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,26 +18,7 @@ from lightning_hooks.statistics.weight_sample import Shards, whole_where_partial
 EarlierOptimizers = list[int | None]  # of each optimizer, which one it was before optimizers were exchanged; None for a new one
 
 
-# Elements of an optimizer's gradients from which on they are not all read again after they were multiplied by one number;
-# elements of a small gradient, and how many of these are read to know the number
-MANY, FEW, MOST_READ = 1 << 18, 4096, 8
-
-
-def small_ones(parameters: Sequence[Tensor]) -> tuple[int, ...]:
-    """The places of a few small parameters, whose gradients show by which number all of them were multiplied.
-
-    Returns:
-        Empty where all of them are read as quickly, where too few digits show it, and on an accelerator, where to look at a number
-        would wait for the device.
-    """
-    numel = 0
-    for parameter in parameters:
-        if not parameter.is_cpu or parameter.dtype not in (torch.float32, torch.float64):
-            return ()
-        numel += parameter.numel()
-    if numel < MANY:
-        return ()
-    return tuple(place for place, parameter in enumerate(parameters) if parameter.numel() <= FEW)[:MOST_READ]
+MOST_READ = 8  # gradients that are looked at where nothing but one multiplication of all of them can change them
 
 
 def loss_scale(scaler: Any) -> Tensor | None:
@@ -78,12 +58,10 @@ class Step:
         skips_nonfinite: The optimizer itself skips the step if a gradient is not finite (fused, under a loss scaler).
         global_step: The trainer's, before this step.
         addresses: Where the gradients lie, as :func:`.addresses_of` says; None where that is to be asked again.
-        few: The places of a few small gradients, by :func:`small_ones`; empty where not all parameters have a gradient.
         shards: How parameters are spread over processes, if they are: then norms and zeros are those of whole gradients, and
             reading them is a collective.
         again: Not the first reading within one call of ``optimizer.step``: LBFGS asks for gradients several times, and those of the
             first are the gradients at the weights that the step starts from.
-        undone: Whether the update is to change nothing: the fit ends here, and the gradients are not finite.
         unzeroed: The gradients had not been zeroed since the step before.
         late: Under manual optimisation with several ranks: all ranks recorded this step when backward ended, and this rank had no
             gradients for it then.
@@ -105,11 +83,9 @@ class Step:
     carries_scale: bool
     skips_nonfinite: bool
     global_step: int
-    few: tuple[int, ...] = ()
     addresses: Sequence[int] | None = None
     shards: Shards | None = None
     again: bool = False
-    undone: bool = False
     unzeroed: bool = False
     wasted: bool = False
     late: bool = False
@@ -152,11 +128,7 @@ class Step:
         """
         self.found = ()
         if self.shards is None:  # what is written to a shard does not count as written to the whole
-            self._marked = self.parameters
-            if scaled and self.few:
-                self._marked = [self.parameters[place] for place in self.few]
-            elif scaled:
-                self._marked = self.parameters[:: -(-len(self.parameters) // MOST_READ) or 1]
+            self._marked = self.parameters[:: -(-len(self.parameters) // MOST_READ) or 1] if scaled else self.parameters
             now = []
             for parameter in self._marked:  # as versions() does, without a call
                 gradient = parameter.grad
@@ -165,7 +137,7 @@ class Step:
             self._versions = now
 
     def changed(self, scaled: bool) -> bool:
-        """Gradients may have changed since :meth:`mark`: the next :meth:`norms` reads them again, unless it is known what they are.
+        """Gradients may have changed since :meth:`mark`: the next :meth:`norms` reads them again.
 
         Returns whether they have not, as far as autograd's version counters show, which do not see what is done through ``.data``.
         """
@@ -180,20 +152,9 @@ class Step:
         once = scaled and len(now) == len(self._versions) > 0
         for (one, version), (other, known) in zip(now, self._versions, strict=False):
             once = once and one == other and version == known + 1
-        self.known, self._zeros = self._scaled() if once and self.few else None, None
+        self.known = self._zeros = None
         self.addresses = self.addresses if once else None  # multiplied in place
         return False
-
-    def _scaled(self) -> Tensor | None:
-        """The norms of gradients that were all multiplied by one number, which a few small ones show; None if they do not."""
-        before, found = self.known, self._found()
-        if before is None or not self.few or len(found) <= self.few[-1] or self.loss_scale is not None:
-            return None
-        now = kernels_for("cpu").norms([found[place] for place in self.few]).norms.tolist()
-        known = before.tolist()
-        whole = math.hypot(*(known[self.indices[place]] for place in self.few))
-        factor = math.hypot(*now) / whole if whole else math.nan
-        return before * factor if math.isfinite(factor) else None
 
     def norms(self) -> Tensor:
         """L2 norm of each parameter's gradient, unscaled; 0 for one without. Computed once until :meth:`refresh`.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from lightning_hooks.hooks.functions import FUSED, KNOWN, is_fused, may_call, modules_with_compiled_calls
 from lightning_hooks.hooks.listener import Listener
-from lightning_hooks.hooks.modes import Exchange, Show, insert_mode, lowest_place, remove_mode
+from lightning_hooks.hooks.modes import Show, insert_mode, lowest_place, remove_mode, shown
 from lightning_hooks.hooks.selection import named_sites
 
 # Calls of one function in one module's forward that are distinguished; those of a longer loop count for the last of them.
@@ -32,28 +32,7 @@ MOST_CALLS = 8
 
 
 # What multi_head_attention_forward calls outside of the mode that sees its own call.
-_INSIDE = Exchange({"scaled_dot_product_attention": F.scaled_dot_product_attention, "softmax": F.softmax})
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionCall:
-    """One call of a function.
-
-    Attributes:
-        name: ``blocks.3.attn/sdpa``, ``relu_1``: of the calling module, the function, and which of its calls in one forward.
-        function: One of :data:`FUNCTIONS`.
-        caller: The calling module's name; empty for the model itself.
-        module: The calling module.
-        arguments: By name; those that were given.
-        output: What the function returned.
-    """
-
-    name: str
-    function: str
-    caller: str
-    module: nn.Module
-    arguments: Mapping[str, Any]
-    output: Any
+_INSIDE = {"scaled_dot_product_attention": F.scaled_dot_product_attention, "softmax": F.softmax}
 
 
 @dataclass(slots=True)
@@ -96,7 +75,7 @@ class _Mode(TorchFunctionMode):
             self._show(function, args, kwargs, output)
             return output
         if function is F.multi_head_attention_forward:
-            with _INSIDE.shown_to(self._show):
+            with shown(_INSIDE, self._show):
                 return function(*args, **kwargs)
         return function(*args, **kwargs)
 
@@ -108,7 +87,9 @@ class CallObserver:
 
     Args:
         root: The model.
-        record: Called with each call, without gradients and outside of the mode and of autocast. It must not raise.
+        record: Called with each call, without gradients and outside of the mode and of autocast: with its name, such as
+            ``blocks.3.attn/sdpa`` or ``relu_1`` (of the calling module, the function, and which of its calls in one forward), the
+            function, the calling module's name and that module, the arguments by name, and the output. It must not raise.
         wanted: Whether calls of a function, by its name, are to be recorded now.
 
     Attributes:
@@ -119,7 +100,7 @@ class CallObserver:
         left: The forward hook by which each of them says that it is over.
     """
 
-    def __init__(self, root: nn.Module, record: Callable[[FunctionCall], None], wanted: Callable[[str], bool]) -> None:
+    def __init__(self, root: nn.Module, record: Callable[..., None], wanted: Callable[[str], bool]) -> None:
         self._root, self._record, self._wanted = root, record, wanted
         self._mode = _Mode(self._shown)
         self.left = _Leave(self)
@@ -253,13 +234,13 @@ class CallObserver:
             return
         prefix = f"{frame.name}/" if frame.name else ""
         name = f"{prefix}{function}_{number}" if number else f"{prefix}{function}"
-        call = FunctionCall(name, function, frame.name, frame.module, {**dict(zip(names, args, strict=False)), **kwargs}, output)
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
         kind = output.device.type if isinstance(output, Tensor) else "cpu"
         if kind == "meta":  # there are no values
             return
         full_precision = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
         with torch.no_grad(), full_precision:
-            self._record(call)
+            self._record(name, function, frame.name, frame.module, arguments, output)
 
 
 class _Leave(Listener):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType
+import inspect
+from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -116,12 +117,10 @@ def dropped(function: str, arguments: Mapping[str, Any]) -> float:
 
 
 _STEPS = ("forward", "training_step", "validation_step")
-_DEEPEST = 3  # calls from function to function that are followed
-_LIBRARIES = ("torch", "lightning", "pytorch_lightning")  # packages whose functions are not searched
 
 
 def modules_with_compiled_calls(modules: Mapping[str, nn.Module]) -> list[str]:
-    """Name the modules that call functions which ``torch.compile`` returned, as far as the names in their code show.
+    """Name the modules whose steps call functions which ``torch.compile`` returned, as far as the names in their own code show.
 
     Names in code are looked up among global variables, closures and the module's own attributes, without running any code. A
     compiled module is not such a function: see :func:`~.selection.compiled_regions`.
@@ -129,65 +128,22 @@ def modules_with_compiled_calls(modules: Mapping[str, nn.Module]) -> list[str]:
     Args:
         modules: By name.
     """
-    known: dict[object, bool] = {}
-    found = []
-    for name, module in modules.items():
-        # A class is searched once; a module with a step of its own by itself.
-        searched = module if any(step in module.__dict__ for step in _STEPS) else type(module)
-        if searched not in known:
-            known[searched] = _calls_compiled(module)
-        if known[searched]:
-            found.append(name)
-    return found
+    of_each_class = {type(module): module for module in modules.values()}
+    compiled = {kind for kind, module in of_each_class.items() if any(_calls_compiled(module, step) for step in _STEPS)}
+    return [name for name, module in modules.items() if type(module) in compiled]
 
 
-def _calls_compiled(module: nn.Module) -> bool:
-    places = [module.__dict__, *(kind.__dict__ for kind in type(module).__mro__ if not _of_library(kind.__module__))]
-    under_way = [_function(place.get(step)) for step in _STEPS for place in places]
-    known: set[int] = set()
-    for _ in range(_DEEPEST):
-        named = [found for function in under_way for found in _named_in(function, places)]
-        if any(_is_compiled(found) for found in (*under_way, *named)):
-            return True
-        known.update(map(id, under_way))
-        functions = {id(found): found for found in map(_function, named)}
-        under_way = [found for key, found in functions.items() if key not in known]
-    return False
+def _calls_compiled(module: nn.Module, step: str) -> bool:
+    places = [vars(module), *map(vars, type(module).__mro__)]
+    function = next((place[step] for place in places if step in place), None)
+    try:
+        names = inspect.getclosurevars(function)  # type: ignore[arg-type]  # which raises for what is no function
+    except (TypeError, ValueError):
+        return False
+    own = [place.get(name) for name in names.unbound for place in places]
+    return any(map(_is_compiled, (function, *names.globals.values(), *names.nonlocals.values(), *own)))
 
 
 def _is_compiled(found: object) -> bool:
     attributes = found.__dict__ if isinstance(found, FunctionType) else {}
     return "_torchdynamo_orig_callable" in attributes and "_torchdynamo_disable" not in attributes
-
-
-def _function(found: object) -> FunctionType | None:
-    """The Python function behind a function or method; None for anything else, and for those of libraries."""
-    function = found.__func__ if isinstance(found, MethodType | staticmethod | classmethod) else found
-    return function if isinstance(function, FunctionType) and not _of_library(function.__module__) else None
-
-
-def _of_library(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in _LIBRARIES
-
-
-def _named_in(function: FunctionType | None, places: list[Any]) -> Iterator[Any]:
-    """What the names in a function's code stand for."""
-    if function is None:
-        return
-    names = set(_names(function.__code__))
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # nothing yet
-            continue
-    for place in (function.__globals__, *places):
-        for name in names.intersection(place):
-            yield place[name]
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """The names that code uses, and the functions within it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)

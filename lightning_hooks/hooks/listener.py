@@ -101,21 +101,6 @@ class Listener:
     def __reduce__(self) -> tuple[Any, ...]:
         return no_hook()
 
-    @property
-    def __name__(self) -> str:
-        """No name.
-
-        Raises:
-            AttributeError: Always; ``torch.jit.script`` asks for the name of each hook it is going to compile.
-        """
-        raise AttributeError(NO_SCRIPT)
-
-
-NO_SCRIPT = (
-    "a hook of lightning_hooks has no __name__. torch.jit.script compiles a module's hooks, and those of lightning_hooks are in "
-    "place while the training batches of an epoch run. Script the model in validation, at the end of the epoch or after training."
-)
-
 
 def no_hook() -> tuple[Any, ...]:
     """Return the ``__reduce__`` value of a hook whose copies do nothing and need only the standard library."""

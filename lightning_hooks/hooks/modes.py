@@ -74,46 +74,29 @@ def insert_mode(mode: TorchFunctionMode, below: int) -> None:
 Show = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any], None]
 
 
-class Exchange:
-    """Exchanges attributes of ``torch.nn.functional`` while anybody asks for their calls.
+@contextmanager
+def shown(functions: dict[str, Callable[..., Any]], show: Show) -> Iterator[None]:
+    """Within this block, show the calls of some functions that this thread makes as attributes of ``torch.nn.functional``.
 
-    What takes their place calls what was there, and shows the call only in a thread that asked for it. The last one to leave puts
-    back what was there.
+    What takes their place calls what was there.
 
     Args:
         functions: By the name of the attribute, the function as which its calls are shown, whatever is there by then.
+        show: What they are shown to.
     """
+    thread = threading.get_ident()
 
-    def __init__(self, functions: dict[str, Callable[..., Any]]) -> None:
-        self._functions = functions
-        self._lock = threading.Lock()
-        self._local = threading.local()
-        self._put_back: Callable[[], None]
-        self._users = 0
-
-    @contextmanager
-    def shown_to(self, show: Show) -> Iterator[None]:
-        """Within this block, show the calls that this thread makes."""
-        outer, self._local.show = getattr(self._local, "show", None), show
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                self._put_back = exchange(F, **{name: self._showing(name, getattr(F, name)) for name in self._functions})
-        try:
-            yield
-        finally:
-            self._local.show = outer
-            with self._lock:
-                self._users -= 1
-                if not self._users:
-                    self._put_back()
-
-    def _showing(self, name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    def showing(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             output = own(*args, **kwargs)
-            show: Show | None = getattr(self._local, "show", None)
-            if show is not None:
-                show(self._functions[name], args, kwargs, output)
+            if threading.get_ident() == thread:
+                show(functions[name], args, kwargs, output)
             return output
 
         return call
+
+    put_back = exchange(F, **{name: showing(name, getattr(F, name)) for name in functions})
+    try:
+        yield
+    finally:
+        put_back()

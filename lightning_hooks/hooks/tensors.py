@@ -242,18 +242,6 @@ def computed(tensors: Iterable[Tensor]) -> list[bool]:
     ]
 
 
-def unread(model: nn.Module) -> list[str]:
-    """The parameters of a model with whose values torch does not compute, with what each is, as ``scale (float8_e4m3fn)``."""
-    found = []
-    for name, parameter in model.named_parameters():
-        if not (nn.parameter.is_lazy(parameter) or is_computed(parameter)):
-            kind = type(parameter).__name__ if type(parameter) not in _PLAIN and _has_operators(type(parameter)) else ""
-            form = "nested" if parameter.is_nested else str(parameter.layout).removeprefix("torch.")
-            dtype = str(parameter.dtype).removeprefix("torch.")
-            found.append(f"{name} ({kind or (dtype if parameter.dtype not in _COMPUTED else form)})")
-    return found
-
-
 def copied(tensor: Tensor) -> Tensor | None:
     """What torch copies and compares of a tensor: itself, or its memory as integers; None where neither is there."""
     lies = in_memory(tensor)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.hooks.listener import IN_GRAPHS, NO_SCRIPT, Gate, Listener, Recorder, no_hook, register
+from lightning_hooks.hooks.listener import IN_GRAPHS, Gate, Listener, Recorder, no_hook, register
 from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
 from lightning_hooks.hooks.tensors import UnreadableError
 
@@ -188,15 +188,6 @@ class guarded:  # noqa: N801
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A copy's gate never opens: with one, or around a hook that a copy does not keep, it would do nothing.
         return no_hook() if self.when is not None or isinstance(self.hook, Listener) else super().__reduce_ex__(protocol)
-
-    @property
-    def __name__(self) -> str:
-        """No name.
-
-        Raises:
-            AttributeError: Always; ``torch.jit.script`` asks for the name of each hook it is going to compile.
-        """
-        raise AttributeError(NO_SCRIPT)
 
 
 def is_transformed() -> bool:

@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import HookManager
-from lightning_hooks.hosts.lightning_folder import folder_of
+from lightning_hooks.hosts.lightning import folder_of
 from lightning_hooks.hosts.loop_events import EventHook
 from lightning_hooks.hosts.loop_monitor import LoopMonitor
 from lightning_hooks.hosts.observers import TrainingReports

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
 from typing_extensions import override
 
@@ -22,16 +24,59 @@ from lightning_hooks.declare.host import (
     LossScaling,
     Metrics,
     Position,
+    RunFiles,
     Scheduled,
     StepAgain,
     TrainingSetup,
 )
 from lightning_hooks.declare.warn import LIGHTNINGS, LOGGER, warn
 from lightning_hooks.hosts import lightning_api
-from lightning_hooks.hosts.lightning_folder import LightningFiles
 from lightning_hooks.hosts.plain import replicated, warn_of_logger
 from lightning_hooks.replay.rerun import without_logging
 from lightning_hooks.trackers import Trackers
+from lightning_hooks.trackers.console import safe_path
+
+
+class LightningFiles(RunFiles):
+    """Where the files of a Trainer's run belong: the directory of the first logger that has one.
+
+    That directory is the logger's ``log_dir`` where it has one, else ``save_dir/name/version``, where Lightning puts the run's
+    checkpoints. A remote address is skipped. Where none has a directory, but one keeps files with its run, as MLflow does in a
+    database or on a server, it is ``default_root_dir/name/version``, where checkpoints are then. Without a logger, or in a
+    fast_dev_run, nothing is written unasked, least of all into the working directory.
+    """
+
+    def __init__(self, trainer: Trainer, trackers: Callable[[], Trackers]) -> None:
+        self._trainer, self._trackers = ref(trainer), trackers
+
+    @override
+    def folder(self, report_dir: Any) -> Path | None:
+        if report_dir != "auto":
+            return None if report_dir is None else Path(report_dir)
+        trainer = self._trainer()
+        if trainer is None or trainer.fast_dev_run:  # type: ignore[attr-defined]  # set by one of the trainer's connectors
+            return None
+        found = next((folder for logger in trainer.loggers if (folder := folder_of(logger)) is not None), None)
+        if found is None and self._trackers().keep_files:
+            logger = trainer.loggers[0]
+            return Path(trainer.default_root_dir, safe_path(str(logger.name)), safe_path(str(logger.version)))
+        return found
+
+
+def folder_of(logger: Any) -> Path | None:
+    """The directory of a logger's run; None where it has none, or a remote one."""
+    own: Any = getattr(logger, "log_dir", None)
+    if _is_local(own):
+        return Path(own)
+    save_dir: Any = getattr(logger, "save_dir", None)
+    if _is_local(save_dir):
+        version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+        return Path(save_dir) / str(logger.name) / version
+    return None
+
+
+def _is_local(place: Any) -> bool:
+    return isinstance(place, (str, os.PathLike)) and "://" not in str(place)  # not one of fsspec's addresses, such as s3://
 
 
 class FitObjects:
@@ -174,10 +219,9 @@ class LightningMetrics(TrainerReference, Metrics):
     def step(self) -> int:
         return lightning_api.log_step(self.trainer)
 
-    @property
-    @override
-    def trackers(self) -> Trackers:
-        return self._of_fit.trackers
+    def __init__(self, trainer: Trainer, of_fit: FitObjects) -> None:
+        super().__init__(trainer, of_fit)
+        self.trackers = of_fit.trackers
 
     @property
     @override
@@ -265,7 +309,7 @@ class LightningStepAgain(StepAgain):
         with without_logging(self._host.model), ExitStack() as stack:
             if trainer.loggers:
                 stack.callback(setattr, trainer, "loggers", trainer.loggers)
-                trainer.loggers = [_dummy(trainer)]
+                trainer.loggers = [DummyLogger()]
             yield
 
     @override
@@ -283,14 +327,6 @@ def _names(iterables: Any, count: int) -> list[str]:
     if isinstance(iterables, dict) and len(iterables) == count:
         return [str(name) for name in iterables]
     return [f"loader {place}" for place in range(count)]
-
-
-def _dummy(trainer: Trainer) -> Any:
-    """A logger of the trainer's own package that does nothing, as in a fast_dev_run."""
-    known = (kind.__module__ for kind in type(trainer).__mro__)
-    package = next(module for module in known if module.startswith(("lightning.pytorch.", "pytorch_lightning.")))
-    root = "lightning.pytorch" if package.startswith("lightning.") else "pytorch_lightning"
-    return importlib.import_module(f"{root}.loggers.logger").DummyLogger()
 
 
 def _stream_handlers(logger: logging.Logger | None) -> Iterator[logging.StreamHandler[Any]]:

@@ -55,17 +55,6 @@ class EitherPackage(Callback):
                 f"observes one fit at a time. Give the Trainer inside it callbacks of its own: build another {type(self).__name__}."
             )
 
-    def on_init_end(self, *args: Any, **kwargs: Any) -> None:
-        """Hugging Face's Trainer calls this when it is made.
-
-        Raises:
-            TypeError: Always: it calls other events than Lightning's.
-        """
-        raise TypeError(
-            f"{type(self).__name__} is a callback of Lightning's Trainer, and this is Hugging Face's. Give it "
-            "lightning_hooks.hosts.transformers.MonitorCallback, which takes the arguments of TrainingMonitor."
-        )
-
     def skip_unused_events(self) -> None:
         """Let Lightning, which calls what is callable, skip the batch events that this class does not handle, for this fit."""
         unused = [name for name in BATCH_EVENTS if getattr(type(self), name) is getattr(Callback, name)]

@@ -12,12 +12,12 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.optim import optimizer as torch_optimizer
 
 from lightning_hooks.declare.host import GradientChanges
-from lightning_hooks.declare.warn import Once, warn
+from lightning_hooks.declare.warn import Once
 from lightning_hooks.hooks.attributes import exchange, stored
 from lightning_hooks.hooks.tensors import is_distributed
 from lightning_hooks.replay.rows import LoaderRows
 from lightning_hooks.session.rank_checks import wait_for_ranks
-from lightning_hooks.statistics.reduction import all_ranks
+from lightning_hooks.statistics.reduction import all_ranks, all_reduce
 from lightning_hooks.trackers import Trackers
 
 
@@ -52,15 +52,8 @@ def batches_per_epoch(trainer: Trainer) -> float:
     if world_size(trainer) == 1:
         return batches
     wait_for_ranks("lightning_hooks")
-    ends = torch.tensor([batches, -batches], device=trainer.strategy.root_device)
-    torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX)
-    most, least = ends.tolist()
-    if most != -least:
-        warn(
-            f"Ranks have different numbers of training batches in an epoch: {-least:g} at least and {most:g} at most. The others "
-            "wait for the rank that is done first, until their collectives time out: give every rank as many "
-            f"(DistributedSampler(drop_last=True), or Trainer(limit_train_batches={-least:g}))."
-        )
+    most = torch.tensor(batches, device=trainer.strategy.root_device)
+    all_reduce(most, "max")
     return float(most)
 
 

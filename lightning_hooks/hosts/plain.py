@@ -24,7 +24,6 @@ from lightning_hooks.trackers import Trackers
 
 # Wrappers whose parameters are shards that do not say how they are spread
 UNREADABLE = ("FullyShardedDataParallel", "DeepSpeedEngine")
-_SAME_EVERYWHERE = ("default_hooks", "powerSGD_hook", "quantization_hooks", "mixed_precision_hooks", "optimizer_overlap_hooks")
 
 T = TypeVar("T")
 
@@ -118,7 +117,7 @@ class LoopMetrics(Metrics):
     """
 
     def __init__(self, host: PlainHost, trackers: Trackers) -> None:
-        self._host, self._trackers = host, trackers
+        self._host, self.trackers = host, trackers
         self.values: dict[str, float] = {}
         self.reported: dict[str, Tensor] = {}
 
@@ -138,19 +137,14 @@ class LoopMetrics(Metrics):
 
     @property
     @override
-    def trackers(self) -> Trackers:
-        return self._trackers
-
-    @property
-    @override
     def available(self) -> Mapping[str, Any]:
         return self.reported
 
     @override
     def write(self, who: str, scalars: Mapping[str, float], logged: Mapping[str, float]) -> None:
         self.values.update(scalars)
-        self._trackers.scalars(dict(logged), self.step)
-        self._trackers.save()
+        self.trackers.scalars(dict(logged), self.step)
+        self.trackers.save()
 
 
 class LoopStepAgain(StepAgain):
@@ -237,23 +231,11 @@ def inner_optimizer(optimizer: Any) -> Any:
 
 
 def replicated(wrapped: nn.Module | None) -> list[nn.Parameter]:
-    """Return the parameters that DDP keeps the same: none where a communication hook may not, or without DDP.
-
-    What a hook of the user's does is not known.
-    """
-    if not isinstance(wrapped, DistributedDataParallel):
+    """Return the parameters that DDP keeps the same: none where a communication hook may not, or without DDP."""
+    if not isinstance(wrapped, DistributedDataParallel) or getattr(wrapped, "_comm_hooks", ()):
         return []
-    hooks: Any = getattr(wrapped, "_comm_hooks", ())  # of torch; neither of these has a public name
-    ignored: Any = getattr(wrapped, "parameters_to_ignore", ())
-    if not all(_reduces_alike(hook, state) for hook, state in hooks):
-        return []
+    ignored: Any = getattr(wrapped, "parameters_to_ignore", ())  # of torch; neither of these has a public name
     return [parameter for name, parameter in wrapped.module.named_parameters() if name not in ignored]
-
-
-def _reduces_alike(hook: Any, state: Any) -> bool:
-    """Whether a communication hook of DDP's leaves every rank with the same gradients."""
-    known = getattr(hook, "__module__", "") in {f"torch.distributed.algorithms.ddp_comm_hooks.{name}" for name in _SAME_EVERYWHERE}
-    return known and type(state).__name__ != "PostLocalSGDState"  # which a wrapper such as fp16_compress_wrapper hands on
 
 
 def instances(kind: type[T]) -> Iterator[T]:

@@ -96,7 +96,7 @@ class CapsuleWriter:
         if self.where not in ("auto", "rows"):
             return Path(self.where)
         folder = None if self.report_dir is False else host.files.folder(self.report_dir)
-        return None if folder is None or not host.files.keeps(folder) else folder / FOLDER / "capsules"
+        return None if folder is None else folder / FOLDER / "capsules"
 
     def _fill(self, folder: Path, host: Host, moment: CapsuleMoment, ring: Ring, with_state: bool) -> None:
         left_out: list[str] = []

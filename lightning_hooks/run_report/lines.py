@@ -3,7 +3,7 @@
 A line is an *event*: ``fit`` (training starts, or goes on from a checkpoint), ``report`` (one monitor's epoch), ``epoch`` (what an
 epoch took), ``end``. Tables are written by columns, a column of equal values as one value, numbers in five significant digits.
 What has not changed since the line before is left out, the names of a table among it. What was written before a crash is whole. The
-file is appended to. When it grows too large, old reports lose their tables, evenly.
+file is only appended to. When it grows large, fewer and fewer reports have tables.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.plain import TABLES, to_plain
-from lightning_hooks.run_report.recorded import is_table, place, read_lines
 
 
 def write_whole(path: Path, text: str) -> Path:
@@ -39,6 +37,8 @@ def write_whole(path: Path, text: str) -> Path:
     return path
 
 
+# Of a file in which all reports have tables; then every second one has, after as many more every fourth
+MOST_BYTES = 8_000_000
 LONG = 60  # characters from which a value that has not changed is left out
 FOLDER = "lightning_hooks"
 REPORTS = "reports.jsonl"
@@ -53,26 +53,29 @@ def line(event: str, values: Mapping[str, Any]) -> str:
     return _json({"event": event, **values}) + "\n"
 
 
-def report_line(monitor: str, modules: str, report: Any, seconds: float, memory: Memory | None = None) -> str:
+def report_line(monitor: str, modules: str, report: Any, seconds: float, memory: Memory | None = None, tables: bool = True) -> str:
     """Return a monitor's report as a line, without what the memory says that the lines before hold; whole without a memory.
 
-    The monitor's prefix and its modules distinguish two of a kind; its epoch's end took so many seconds.
+    The monitor's prefix and its modules distinguish two of a kind; its epoch's end took so many seconds. Without ``tables`` the
+    statistics of sites are left out.
     """
     fields = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
     alerts = fields.pop("alerts", ())
     key = (monitor, modules)
     head = {**position(report), "step": report.step, "monitor": monitor, "modules": modules, "kind": type(report).__name__}
+    head |= {} if tables else {"thinned": True}
     head |= {"seconds": seconds, **({"alerts": alerts} if memory is None else memory.alerts(key, alerts))}
     opened = line("report", head).rstrip("\n")[:-1]
     # Hundreds of values a window, which a checkpoint has; and of learning the file has what each module brings.
     for name, of_it, nothing in (("loss", "recent", ()), ("learning", "parameters", {})):
         if getattr(fields.get(name), of_it, None):
             fields[name] = dataclasses.replace(fields[name], **{of_it: nothing})
-    parts = {name: _table(value) if _is_table(value) else {"": _json(value)} for name, value in fields.items()}
+    written = {name: value for name, value in fields.items() if tables or name not in TABLES}
+    parts = {name: _table(value) if _is_table(value) else {"": _json(value)} for name, value in written.items()}
     if memory is not None:
         parts = memory.changed(key, parts)
-    tables = (f"{json.dumps(name)}:{_object(columns)}" for name, columns in parts.items())
-    return f'{opened},"report":{{{",".join(tables)}}}}}\n'
+    texts = (f"{json.dumps(name)}:{_object(columns)}" for name, columns in parts.items())
+    return f'{opened},"report":{{{",".join(texts)}}}}}\n'
 
 
 def position(report: Any) -> dict[str, int]:
@@ -91,10 +94,6 @@ class Memory:
         self._causes: dict[tuple[Key, int], str] = {}
         self._latest: dict[Key, list[Any]] = {}
         self._known: dict[tuple[Key, str], int] = {}  # field, or names of a table of statistics -> hash of its text
-
-    def forget_fields(self) -> None:
-        """The file was thinned: what has not changed is written again, once."""
-        self._known.clear()
 
     def alerts(self, key: Key, alerts: Sequence[Alert]) -> dict[str, Any]:
         """The entry of a monitor's alerts: in full those that are new, else their numbers; none if all is as before."""
@@ -189,78 +188,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(inner) for key, inner in value.items()}
     return [_rounded(inner) for inner in value] if isinstance(value, list) else value
-
-
-MOST_EPOCHS = 300  # windows that keep their tables when a file is thinned, at most; alerts, times and settings are kept of all
-MOST_BYTES = 8_000_000  # a file that is larger is thinned to half of it
-STRIDES = tuple(2**power for power in range(21))
-
-
-def thin(file: Path, most: int = MOST_BYTES, windows: int | None = None) -> bool:
-    """Thin a run's file if it is larger than ``most`` bytes, or holds more windows than it is to; whether it was.
-
-    Of the windows of a fit those are kept whole whose number is a multiple of some power of two, with the first and the last. Of
-    too many, lines without alerts go too; what later lines leave out because it is in these goes into the next one.
-
-    Args:
-        file: The file.
-        most: Its largest size; afterwards its tables have half of that, or those of the first and the last window.
-        windows: How many windows keep their tables, and half of how many keep their lines; None where only the size counts.
-    """
-    if not file.exists() or (windows is None and file.stat().st_size <= most):
-        return False
-    limit = MOST_EPOCHS if windows is None else windows
-    reports = [(_key(event), place(event), _size(event)) for event in read_lines(file) if event["event"] == "report"]
-    sizes = Counter[int]()
-    for _, at, size in reports:
-        sizes[at] += size
-    ends = {min(sizes, default=0), *{key: at for key, at, _ in reports}.values()}  # the first, and the last of each monitor
-
-    def every(stride: int) -> set[int]:
-        return {at for at in sizes if not at % stride} | ends
-
-    def few(stride: int) -> bool:
-        tables = [sizes[at] for at in every(stride) if sizes[at]]
-        return sum(tables) <= most // 2 and len(tables) <= limit
-
-    whole = every(next(filter(few, STRIDES), STRIDES[-1]))
-    lines = whole | every(next((stride for stride in STRIDES if len(whole | every(stride)) <= 2 * limit), STRIDES[-1]))
-    write_whole(file, "".join(_rewritten(file, whole, sizes.keys() - lines)))
-    return True
-
-
-def _size(event: dict[str, Any]) -> int:
-    """How much the tables of a report take; 0 where it has none any more."""
-    tables = [table for name, table in event["report"].items() if name in TABLES and is_table(table)]
-    return len(json.dumps([{**table, "name": ()} for table in tables])) if tables else 0
-
-
-def _rewritten(file: Path, kept: set[int], dropped: set[int]) -> Iterator[str]:
-    """The lines of a file, with the tables of ``kept`` alone, and without the lines of ``dropped`` epochs that hold no alerts."""
-    known: dict[tuple[str, str], dict[str, Any]] = {}  # of each monitor, the fields as the lines so far hold them
-    written: dict[tuple[str, str], dict[str, Any]] = {}  # as the lines that stay hold them, of tables the names
-    for event in read_lines(file):
-        kind, report = event["event"], event.get("report")
-        if kind == "fit":
-            known, written = {}, {}
-        if kind == "epoch" and place(event) in dropped:
-            continue
-        if kind == "report" and isinstance(report, dict):
-            key = _key(event)
-            whole = place(event) in kept
-            tables = {name: table for name, table in report.items() if name in TABLES}
-            fields = known.setdefault(key, {})
-            fields |= {name: value for name, value in report.items() if name not in TABLES}
-            if not whole and place(event) in dropped and "alerts" not in event:
-                continue
-            before, names = written.get(key, {}), {name: table.get("name") for name, table in tables.items() if whole}
-            written[key] = {**before, **fields, **names}
-            new = {name: value for name, value in fields.items() if value is not before.get(name)}
-            for name, table in tables.items() if whole else ():
-                new[name] = {column: v for column, v in table.items() if column != "name" or v != before.get(name)}
-            event |= {"report": new, **({"thinned": True} if tables and not whole else {})}
-        yield json.dumps(event, separators=(",", ":")) + "\n"
-
-
-def _key(event: dict[str, Any]) -> tuple[str, str]:
-    return str(event.get("monitor")), str(event.get("modules"))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -65,15 +64,6 @@ def report_of(event: Mapping[str, Any]) -> Any:
 def place(event: Mapping[str, Any]) -> int:
     """Where what an event holds belongs: its epoch, or its step where windows are shorter than epochs."""
     return int(event.get("at", event.get("epoch", 0)))
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read events one by one, without the lines that hold none, as a crash or a full disk leaves them."""
-    names: TableNames = {}
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for text in file:
-            with suppress(*UNREADABLE):
-                yield named(json.loads(text), names)
 
 
 # What comes of a line or a file that no run has written.

@@ -212,7 +212,7 @@ def _forget(run: Run, found: Found, epoch: int) -> None:
     run.timing = {number: event for number, event in run.timing.items() if number < epoch}
 
 
-MOST_BYTES = 256_000_000  # of a file that is read; the monitors keep theirs below some 8 MB
+MOST_BYTES = 256_000_000  # of a file that is read; the monitors' grow to more only in very long runs
 
 
 class RunFile:
@@ -251,7 +251,7 @@ class RunFile:
         if mark == self._mark:
             return False
         with self.path.open("rb") as file:
-            another = mark[:2] != self._mark[:2] or mark[2] <= self._mark[2]  # in its place, as when it was thinned
+            another = mark[:2] != self._mark[:2] or mark[2] <= self._mark[2]  # in its place
             if another:
                 self._begin()
             self._mark = mark

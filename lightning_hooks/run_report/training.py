@@ -14,11 +14,12 @@ from lightning_hooks.declare.plain import from_plain, to_plain
 from lightning_hooks.diagnostics.unusual import UnusualBatch
 from lightning_hooks.plots.canvas import within
 from lightning_hooks.run_report.blocks import DASH, MOST_LINES, Block, Card, chart, fold, line, table
-from lightning_hooks.run_report.lines import MOST_EPOCHS
 from lightning_hooks.run_report.recorded import Run, number_of
 from lightning_hooks.trackers.console import some
 
 T = TypeVar("T")
+
+MOST_EPOCHS = 300  # epochs in a chart
 
 SETTINGS = (
     ("optimizers", "optimizers"),

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from lightning_hooks.declare.collector import Figures, LoggedStatistics, ReportView
 from lightning_hooks.declare.host import Host
-from lightning_hooks.declare.warn import info
 from lightning_hooks.session.settings import Logged, Settings
 from lightning_hooks.statistics.histograms import HistogramTable
 
@@ -21,7 +20,6 @@ SMALL_MODEL = 8
 MOST_SITE_TAGS = 45  # tags of sites that a monitor logs by default in a small model
 MOST_ALERTED_TAGS = 21  # tags of sites that had an alert, which a monitor logs by default in a larger model
 FAULTS = re.compile(r"_(fraction|rows|steps)(_median|_worst)?$")  # shares and counts of what is wrong, 0 in health
-MOST_HISTOGRAMS = 128  # sites that get a histogram where the user names none
 MOST_PICTURED = 200  # windows in a figure
 
 
@@ -115,7 +113,7 @@ class MemberLog:
         self._tags, self._of_sites = tags, sites
         self._found = tuple(stat for stat in self._wanted if stat in found)
 
-    def histogram_table(self, host: Host, names: Sequence[str], loss_scaled: bool = False) -> HistogramTable | None:
+    def histogram_table(self, host: Host, names: Sequence[str]) -> HistogramTable | None:
         """Make the table of the histograms that are asked for at some sites; None for none.
 
         Raises:
@@ -132,14 +130,7 @@ class MemberLog:
                         f"{self._name}: histograms={pattern!r} matches none of its {len(names)} sites; the closest are {near}."
                     )
             sites = [site for site in sites if any(fnmatchcase(names[site], pattern) for pattern in self.histograms)]
-        elif len(sites) > MOST_HISTOGRAMS:
-            step = -(-len(sites) // MOST_HISTOGRAMS)
-            sites = sites[::step]
-            info(
-                f"{self._name}: of its {len(names)} sites 1 in {step} gets a histogram, {len(sites)} in all. For others, name "
-                f"them: histograms=[{names[0]!r}, …] or a pattern."
-            )
-        return HistogramTable(sites, names, host.setup.device, loss_scaled)
+        return HistogramTable(sites, names, host.setup.device)
 
     def remember(self, report: Any) -> None:
         """A window has ended, of which pictures may be drawn."""

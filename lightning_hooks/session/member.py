@@ -30,7 +30,7 @@ from lightning_hooks.session.logged import MemberLog
 from lightning_hooks.session.module_hooks import ModuleHooks
 from lightning_hooks.session.sampling import Sampling
 from lightning_hooks.session.settings import Settings
-from lightning_hooks.session.step_probe import STEP_EVENTS, StepCalls, StepProbe
+from lightning_hooks.session.step_probe import STEP_EVENTS, StepProbe
 from lightning_hooks.session.windows import History, MergedWindows, load_window, merged, save_window, window_length
 from lightning_hooks.statistics.histograms import Histogram
 
@@ -47,7 +47,7 @@ class OpenSession(Protocol):
     evidence: StepWatch
     measure: StepMeasure
 
-    def judge_urgent(self) -> bool:
+    def judge_urgent(self) -> None:
         """Apply the urgent rules of all members."""
 
     def release(self, context: Context) -> None:
@@ -137,9 +137,12 @@ class Member:
             session.probe.subscribe(context, {})  # its parameters are numbered from here on
         self.collector = collector = self._new(context, state)
         if self.kind.watches_steps:
-            session.probe.subscribe(
-                context, _step_calls(context, collector), self.faults if collector.reads_norms else None, collector.due
-            )
+            calls = {
+                event: context.guard(getattr(collector, f"on_{event}"), f"optimizer step (on_{event})", context.meter)
+                for event in STEP_EVENTS
+                if collector.follows(f"on_{event}")
+            }
+            session.probe.subscribe(context, calls, self.faults if collector.reads_norms else None, collector.due)
         check_sites(self.name, self.alerting.rules, collector.names)
         with loading_state(self.name):
             if "epoch" in state:
@@ -295,12 +298,3 @@ class Member:
         """Everything but what belongs to the run under way."""
         sampling = Sampling(self.name, self.sampling.every, self.sampling.budget, self.sampling.every_step)
         return {**vars(self), "session": None, "_context": None, "collector": None, "sampling": sampling}
-
-
-def _step_calls(context: Context, collector: Collector[Any]) -> StepCalls:
-    """What passes the events of optimizer steps on to a collector."""
-    return {
-        event: context.guard(getattr(collector, f"on_{event}"), f"optimizer step (on_{event})", context.meter)
-        for event in STEP_EVENTS
-        if collector.follows(f"on_{event}")
-    }

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only  # has no public name
 
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.parameter_places import ParameterPlaces
-from lightning_hooks.declare.step import EarlierOptimizers, Step, loss_scale, small_ones, versions
+from lightning_hooks.declare.step import EarlierOptimizers, Step, loss_scale, versions
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
@@ -36,7 +35,6 @@ class OptimizerState:
     held: list[Tensor] = field(default_factory=list)  # the parameters of its groups
     members: list[Tensor] = field(default_factory=list)  # those that torch computes with, each once
     indices: list[int] = field(default_factory=list)  # of these
-    few: tuple[int, ...] = ()  # the places of small ones among them
     left: GradientTrace | None = None  # the gradients that the last step left behind
     waiting: bool = False  # gradients of an earlier batch have not been used for a step
     discarded: int = 0  # batches since the last step whose gradients never were
@@ -44,14 +42,6 @@ class OptimizerState:
     looks: int = 0  # how often gradients were ready in the step under way: LBFGS asks for them several times
     announced_empty: bool = False  # since its last step all ranks recorded a manual backward, and here there were no gradients
     depth: int = 0  # how many calls of step are under way: a subclass may call that of its base class
-    entered: bool = False  # its step was called, or announced, in this epoch
-    undo: UndoneUpdate | None = None  # of an update that is to change nothing
-
-    def give_back(self) -> None:
-        """The update is over: weights and gradients are as they were."""
-        undo, self.undo = self.undo, None
-        if undo is not None:
-            undo.undo()
 
     def _look_at_groups(self, held: list[Tensor]) -> None:
         places = self.places
@@ -60,7 +50,6 @@ class OptimizerState:
         found = places.members(getattr(self.optimizer, "param_groups", ()))
         usable = computed(found.values())
         self.held, self.indices, self.members = held, [*compress(found, usable)], [*compress(found.values(), usable)]
-        self.few = small_ones(self.members)
 
     def new_step(self, unscaled: bool) -> Step:
         """Return the step under way, with the gradients that are there now, ``unscaled`` or still multiplied by the loss scale."""
@@ -101,7 +90,6 @@ class OptimizerState:
             skips_nonfinite=unscales_itself,
             global_step=self.host.position.global_step,
             addresses=addresses if shards is None and 0 not in addresses else None,
-            few=self.few if len(indices) == len(self.members) else (),
             shards=shards,
             again=again,
             before=before.before if again and before is not None else None,
@@ -145,7 +133,7 @@ class BeforeUpdate(Listener):
         watch.depth += 1
         if watch.depth > 1:  # inside another step of the same optimizer, as that of a base class is
             return None
-        watch.entered, watch.looks = True, 0
+        watch.looks = 0
 
         def watched() -> Any:
             result = None if closure is None else closure()
@@ -238,37 +226,3 @@ class GradientTrace:
         self.versions = versions(self.parameters)
         if self._keeps:
             self._kept = [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None]
-
-
-def _copied(value: Any) -> Any:
-    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value)
-
-
-class UndoneUpdate:
-    """Lets one step of an optimizer, which has not looked at the gradients yet, run on zeros, and undoes what it did.
-
-    No optimizer offers to leave a step out once it is under way, and not all of them expect parameters without a gradient.
-    """
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        parameters = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
-        self._before = [(parameter, parameter.detach().clone(), parameter.grad) for parameter in parameters.values()]
-        self._state = {key: _copied(value) for key, value in optimizer.state.items()}
-        self._settings = [
-            {key: _copied(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
-        ]
-        for parameter in parameters.values():
-            if parameter.grad is not None:
-                parameter.grad = torch.zeros_like(parameter.grad)
-
-    @torch.no_grad()
-    def undo(self) -> None:
-        """Weights, gradients and the optimizer's state are as they were."""
-        for parameter, weights, gradient in self._before:
-            parameter.copy_(weights)
-            parameter.grad = gradient
-        self._optimizer.state.clear()
-        self._optimizer.state.update(self._state)
-        for group, settings in zip(self._optimizer.param_groups, self._settings, strict=True):
-            group.update(settings)

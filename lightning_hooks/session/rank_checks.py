@@ -6,8 +6,7 @@ import hashlib
 import itertools
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
 from itertools import zip_longest
 from typing import Any
@@ -25,15 +24,14 @@ _ALIKE = {"callbacks": "list the same callbacks in the same order on every rank"
 _MEETINGS = itertools.count()  # in this process
 
 
-def wait_for_ranks(name: str, error: str = "") -> None:
+def wait_for_ranks(name: str) -> None:
     """Wait until every rank has come here, by the store of the process group: in a collective nobody learns who is missing.
 
     Args:
         name: What starts, for messages.
-        error: What this rank raises in place of starting it, for the others; it does not wait then.
 
     Raises:
-        RuntimeError: If another rank raised, or has not come before a collective that it may be in would end with a time-out.
+        RuntimeError: If another rank has not come before a collective that it may be in would end with a time-out.
     """
     among = all_ranks()
     if among is None:
@@ -44,17 +42,17 @@ def wait_for_ranks(name: str, error: str = "") -> None:
     here = f"lightning_hooks/{next(_MEETINGS)}"
     try:
         store.set(f"{here}/{among.number}", name)
-        turn = 0 if error else store.add(here, 1)
-        if error or turn == among.count:
-            store.set(f"{here}/all", f"rank {among.number} raised {error}" if error else "")
+        turn = store.add(here, 1)
+        if turn == among.count:
+            store.set(f"{here}/all", "")
     except (AttributeError, RuntimeError):  # there is none, or it stands for one
         return
     whole = store.timeout * 0.75
     first = min(PATIENCE, whole / 3)
-    for patience in () if error else (first, whole - first):
+    for patience in (first, whole - first):
         try:
             store.wait([f"{here}/all"], patience)
-            break
+            return
         except torch.distributed.DistStoreError:
             of_turn = range(among.count) if turn == 1 else ()  # one asks for all
             missing = [str(rank) for rank in of_turn if not store.check([f"{here}/{rank}"])]
@@ -67,19 +65,6 @@ def wait_for_ranks(name: str, error: str = "") -> None:
                 raise RuntimeError(text) from None
             if turn == 1:
                 warnings.warn(f"{text} This rank waits for {whole}.", stacklevel=2)
-    if not error and (of_another := store.get(f"{here}/all").decode()):
-        raise RuntimeError(f"{name}: {of_another}")
-
-
-@contextmanager
-def named_to_ranks(name: str) -> Iterator[None]:
-    """A block after which ranks wait for each other; an error in it is named to those that wait."""
-    try:
-        yield
-    except BaseException as error:
-        wait_for_ranks(name, f"{type(error).__name__}: {error}")
-        raise
-    wait_for_ranks(name)
 
 
 def check_ranks_agree(member: Member) -> None:

@@ -53,7 +53,7 @@ class RunAlerts:
         ]
         self._pass_on(notices, ended)
 
-    def judge_urgent(self, members: Sequence[Member], last: bool = False, lookup: MissedRow | None = None) -> bool:
+    def judge_urgent(self, members: Sequence[Member], last: bool = False, lookup: MissedRow | None = None) -> None:
         """Apply the urgent rules to what members have so far, and pass on what is new, causes first.
 
         It waits for the device, and ranks exchange tables: call it only where something is wrong, on every rank alike.
@@ -62,9 +62,6 @@ class RunAlerts:
             members: Those that check within a window.
             last: Whether the run ends here, and the window under way with it.
             lookup: The lookup of an embedding that ended it.
-
-        Returns:
-            Whether the run is to stop.
 
         Raises:
             AlertError: If a member with ``on_alert="raise"`` has a new alert.
@@ -86,12 +83,11 @@ class RunAlerts:
         for member in members:
             member.alerting.book.reported.update(kind_of(notice.alert.kind).about for notice in notices)
         if not notices:
-            return False
+            return
         if last or any("raise" in notice.actions for notice in notices):  # there will be no end of this window
             for member, report in zip(members, complete.reports, strict=True):
                 member.enter(report)
         self._pass_on(notices)
-        return any("stop" in notice.actions for notice in notices)
 
     def last_look(self, members: Sequence[Member], error: BaseException, batch_idx: int | None, batch: Any) -> None:
         """Apply the urgent rules to the window that an exception ends: what raised may have been given NaN, or an id too large.

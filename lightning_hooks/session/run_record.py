@@ -9,7 +9,6 @@ from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from lightning_hooks.declare.step import groups_of
 from lightning_hooks.declare.warn import info, warn
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.setup.initial import on_host
-from lightning_hooks.hooks.attributes import contents, stored
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.hooks.tensors import has_values, read_number
 from lightning_hooks.replay.capsule import version_of
@@ -33,7 +31,6 @@ from lightning_hooks.run_report.lines import (
     ALERTS_VERSION,
     FOLDER,
     MOST_BYTES,
-    MOST_EPOCHS,
     REPORTS,
     VERSION,
     Memory,
@@ -41,7 +38,6 @@ from lightning_hooks.run_report.lines import (
     line,
     position,
     report_line,
-    thin,
     write_whole,
 )
 from lightning_hooks.run_report.page import write_health
@@ -88,8 +84,8 @@ class RunRecord(Sink):
         self._fit = _description(host)
         self._started = False  # whether the file has that
         self._written: dict[int, Any] = {}  # id of a member -> the report that was written last
-        self._most = MOST_BYTES
-        self._windows = 0  # in the file, about
+        self._windows = 0
+        self._thinned = False  # the last reports were written without their tables
         self._memory = Memory()
         self._began = perf_counter()
         self._broken = False
@@ -114,15 +110,19 @@ class RunRecord(Sink):
         """Write the reports that were not written yet, and what the epoch took."""
         self._try(self._write)
 
-    def _write(self) -> None:
+    def _write(self, last: bool = False) -> None:
         used = [member for member in self.members if not member.live.unused]
-        reports = [(m, m.report) for m in used if m.report is not None and self._written.get(id(m)) is not m.report]
+        again = last and self._thinned
+        reports = [(m, m.report) for m in used if m.report is not None and (again or self._written.get(id(m)) is not m.report)]
         if not reports:
             return
+        size = self.file.stat().st_size if self.file.exists() else 0
+        self._thinned = not last and self._windows % 2 ** (size // MOST_BYTES) > 0
+        self._windows += 1
         self._written.update((id(member), report) for member, report in reports)
         start = self._start()
         lines = [
-            report_line(member.kind.prefix, member.selection, report, member.window_end_seconds, self._memory)
+            report_line(member.kind.prefix, member.selection, report, member.window_end_seconds, self._memory, not self._thinned)
             for member, report in reports
         ]
         self._event = event = dict[str, Any](position(reports[-1][1]), seconds=perf_counter() - self._began)
@@ -132,7 +132,7 @@ class RunRecord(Sink):
         self._take_metrics()
         self._began = perf_counter()
         health = self._health()
-        self._append("".join([*start, *lines, *self._source_lines(health), line("epoch", event)]))
+        append(self.file, "".join([*start, *lines, *self._source_lines(health), line("epoch", event)]))
         write_whole(self.file.with_name(HEALTH), health.text())
 
     def _take_metrics(self) -> bool:
@@ -176,15 +176,6 @@ class RunRecord(Sink):
                 self._sources[site] = source
                 yield line("source", {"site": site, **dataclasses.asdict(source)})
 
-    def _append(self, text: str) -> None:
-        append(self.file, text)
-        self._windows += 1
-        many = self._windows > 2 * MOST_EPOCHS
-        if thin(self.file, self._most, MOST_EPOCHS if many else None):
-            self._most = max(MOST_BYTES, 2 * self.file.stat().st_size)  # what cannot be left out is not tried again and again
-            self._windows = MOST_EPOCHS if many else self._windows
-            self._memory.forget_fields()
-
     def _start(self) -> list[str]:
         if self._started:
             return []
@@ -198,7 +189,7 @@ class RunRecord(Sink):
     @override
     def end(self, end: Mapping[str, Any], headline: str) -> None:
         """Training is over: write the health report, and print the closing lines."""
-        self._try(self._write)
+        self._try(lambda: self._write(last=True))
         self._try(self._add_metrics)
         self._try(lambda: append(self.file, "".join([*self._start(), line("end", {**end, "ended": _now()})])))
         self._try(self._conclude)
@@ -212,12 +203,11 @@ class RunRecord(Sink):
         trackers = self._host.metrics.trackers
         others = (self.file, self.file.with_name(ALERTS), self.file.with_name(HEALTH))
         files = [path for path in [*written, *others] if path.exists()]
-        kept = [trackers.file(path, self._host.position.global_step) for path in files]
-        place = self._host.files.place(written[0], kept[0], all(kept))
+        for path in files:
+            trackers.file(path, self._host.position.global_step)
         with self._host.console.printing():
-            command = command_for(self.file.parent.parent) if place == str(written[0]) else ""
-            if not print_closing(self.members, place, command):
-                info(f"Monitors: {verdict_of(self.members).headline} Health report: {place}")
+            if not print_closing(self.members, str(written[0]), command_for(self.file.parent.parent)):
+                info(f"Monitors: {verdict_of(self.members).headline} Health report: {written[0]}")
 
     def _try(self, write: Callable[[], None]) -> None:
         if self._broken:
@@ -276,15 +266,8 @@ def layers(model: nn.Module) -> dict[str, list[Any]]:
 
 
 def _detail(module: nn.Module) -> str:
-    """What torch's ``extra_repr`` says of what a module holds; one of a user's own is not called."""
-    describe = next(vars(kind)["extra_repr"] for kind in type(module).__mro__ if "extra_repr" in vars(kind))
-    if not (isinstance(describe, FunctionType) and describe.__module__.startswith("torch.")):
-        return ""
-    held = SimpleNamespace(**{"bias": stored(module, "bias"), **contents(module)})  # the module itself may compute its bias
-    try:
-        return str(describe(held))[:LONGEST_DETAIL]
-    except Exception:  # noqa: BLE001  a subclass may lack what its base says
-        return ""
+    """What a layer of torch's says of what it holds; ``extra_repr`` of a user's own, or of a parametrised one, is not called."""
+    return module.extra_repr()[:LONGEST_DETAIL] if type(module).__module__.startswith("torch.nn.modules.") else ""
 
 
 def learning_rates(optimizers: Iterable[Any]) -> dict[str, float]:

@@ -19,14 +19,12 @@ from lightning_hooks.declare.warn import Once, info, skipped_message
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.hooks import guarded
 from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
-from lightning_hooks.hooks.selection import clean_name
-from lightning_hooks.hooks.tensors import unread
 from lightning_hooks.replay.measure import StepMeasure
 from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.batches import Batches, BatchPlan
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.module_hooks import ModuleHooks
-from lightning_hooks.session.rank_checks import check_ranks_agree, named_to_ranks
+from lightning_hooks.session.rank_checks import check_ranks_agree, wait_for_ranks
 from lightning_hooks.session.run_alerts import RunAlerts
 from lightning_hooks.session.run_record import open_record
 from lightning_hooks.session.sinks import Sinks
@@ -34,7 +32,6 @@ from lightning_hooks.session.step_probe import StepProbe
 from lightning_hooks.session.terminal import Terminal, end_event, print_summaries
 from lightning_hooks.session.tracker_sink import TrackerSink
 from lightning_hooks.session.windows import merged
-from lightning_hooks.trackers import some
 
 _NOTHING = nullcontext()
 
@@ -70,8 +67,6 @@ class Session:
         self._batch: tuple[int | None, Any] = None, None  # the training batch under way
         self._tensors_in = guarded(tensors_in, "the batch", self._unread_batch, observes=True)
         self._info_once, self._closed = Once(info), False
-        if names := [*map(clean_name, unread(host.model))]:
-            info(f"Not measured, since torch does not compute with their values: {some(names, 5)}.")
 
     def join(self, member: Member) -> None:
         """Add a member, all of its hooks or none.
@@ -82,8 +77,8 @@ class Session:
         """
         self.hooks.suspension.restore()
         try:
-            with named_to_ranks(member.name):
-                member.attach(self)
+            member.attach(self)
+            wait_for_ranks(member.name)
             check_ranks_agree(member)
         except BaseException:
             member.detach()
@@ -198,8 +193,8 @@ class Session:
     def batch_end(self, outputs: Any = None) -> None:
         """A training batch ends, and with it perhaps a window; ``training_step`` returned ``outputs``."""
         plan, self._batch = self._plan, (None, None)
-        if self.calls.running and self.calls.batch_end():
-            self.calls.notify(member.live.calls_numbered for member in self.members)
+        if self.calls.running:
+            self.calls.batch_end(member.live.calls_numbered for member in self.members)
         for call in plan.batch_end:
             call(outputs)
         full = self.batches.stop()
@@ -238,14 +233,13 @@ class Session:
             member.skip_batch()
         self.hooks.gate.stop()
         self.hooks.suspension.suspend(self.host.model)
-        self.probe.epoch_end()
         ending = [member for member in self.members if member.context.batches or not member.windows.index]
         _end_windows(self, ending, epoch_ends=True)
         self.sinks.call("reports", [member for member in self.members if member.finish_epoch()], True)
 
-    def judge_urgent(self) -> bool:
+    def judge_urgent(self) -> None:
         """Something is wrong that cannot wait: apply the urgent rules of all members that check within a window."""
-        return self.alerts.judge_urgent([member for member in self.members if member.early is not None])
+        self.alerts.judge_urgent([member for member in self.members if member.early is not None])
 
     def close(self, how: str = "finished", error: BaseException | None = None) -> None:
         """Remove all hooks, write the run's report and print the closing lines. Harmless when it was closed before.
@@ -295,14 +289,11 @@ def _end_windows(session: Session, members: Sequence[Member], epoch_ends: bool =
     results = session.evidence.results
     for member in members:
         member.live.window_end()
-    tables, (calls, bad) = merged([member.live for member in members], [session.calls.waiting, results.waiting])
-    if calls:
-        session.calls.agree()
+    tables, (bad,) = merged([member.live for member in members], [results.waiting])
     if bad:
         results.agree()
     for member, table in zip(members, tables, strict=True):
         member.finish_window(table, epoch_ends)
-    session.calls.notify(member.live.calls_numbered for member in session.members)
     skipped = session.hooks.faults.skipped + sum(member.faults.skipped for member in session.members)
     if skipped:
         session._info_once(skipped_message(skipped))

@@ -16,14 +16,12 @@ from typing import Any
 from lightning_hooks.declare.host import GradientChanges, Host
 from lightning_hooks.declare.parameter_places import ParameterPlaces
 from lightning_hooks.declare.step import EarlierOptimizers, Step
-from lightning_hooks.declare.warn import Once
 from lightning_hooks.hooks import HookManager
 from lightning_hooks.session.optimizer_state import (
     AfterUpdate,
     BeforeUpdate,
     GradientTrace,
     OptimizerState,
-    UndoneUpdate,
     has_step_hooks,
 )
 
@@ -116,8 +114,7 @@ class StepProbe:
         self._observers = StepObservers()
         self.watches: list[OptimizerState] = []  # of each optimizer
         self._watch_of: dict[int, OptimizerState] = {}  # the same by the ids of the optimizers
-        self._hooks, self._warn_once = HookManager(), Once()
-        self._backwards = 0  # in this epoch
+        self._hooks = HookManager()
         self.loop: tuple[Callable[[Any, bool], None] | None, Callable[[Any], None] | None] = None, None
         self._backward = self._installed = False
         self._changes: GradientChanges = "any"
@@ -141,15 +138,13 @@ class StepProbe:
         if not self._observers:
             self._installed = False
             self._hooks.remove_all()
-            for watch in self.watches:
-                watch.give_back()
             self.places.release()
             self.watches, self._watch_of, self._backward = [], {}, False
 
     def _install(self) -> EarlierOptimizers:
         """Hook the optimizers as they are now; return which of them were there before."""
         self._hooks.remove_all()
-        self._installed, self._backwards = True, 0
+        self._installed = True
         self._changes = self._host.gradient_changes()
         places, watches = self.places, self.watches
         before, names = places.optimizers, places.optimizer_names
@@ -214,7 +209,6 @@ class StepProbe:
 
     def after_backward(self) -> None:
         """Backward is done. Where steps are not announced the user may clip from here on: this is where *before* is."""
-        self._backwards += 1
         alone = self._host.setup.steps_announced and self._host.loss_scaling.accumulation == 1
         for watch in self.watches:
             left = watch.left
@@ -244,7 +238,6 @@ class StepProbe:
             watch.step = watch.new_step(unscaled=True)
             watch.step.found = ()
             return watch.step
-        watch.entered = True
         if watch.ready and not watch.depth:  # two steps in one batch, and the first was not taken
             self.skip(watch)
         watch.ready = True
@@ -266,22 +259,6 @@ class StepProbe:
         watch = self._watch(optimizer)
         return None if watch is None else watch.step
 
-    def epoch_end(self) -> None:
-        """An epoch is over: warn, once, where it had backward passes and no optimizer's ``step`` was called."""
-        kinds = [type(watch.optimizer).__name__ for watch in self.watches if watch.hooked]
-        kinds = [kind for kind in kinds if kind != "_MockOptimizer"]  # Lightning's, where the module has none: a rule says so
-        if kinds and self._backwards and not any(watch.entered for watch in self.watches):
-            self._warn_once(
-                f"{', '.join(dict.fromkeys(kinds))}: step() was not called in epoch {self._host.position.epoch}, which had "
-                f"{self._backwards} backward passes, so that gradients, updates and clips are not seen: they are recorded where "
-                "the step() of an optimizer from configure_optimizers is called. If it updates the weights by other methods "
-                "(first_step and second_step of SAM), call its step() with a closure, or let configure_optimizers return the "
-                "optimizer whose step() they call. This warning is shown once."
-            )
-        self._backwards = 0
-        for watch in self.watches:
-            watch.entered = False
-
     # The events of the optimizers.
 
     def _starts(self, watch: OptimizerState) -> None:
@@ -298,15 +275,10 @@ class StepProbe:
             self._observers.read_after(step)
         for call in self._observers.calls["update"]:
             call(step)
-        if step.undone:
-            watch.undo = UndoneUpdate(watch.optimizer)
 
     def _left(self, watch: OptimizerState) -> None:
         step, watch.step, watch.ready, watch.announced_empty = watch.step, None, False, False
-        if step is not None and step.undone:
-            watch.give_back()
-            self._observers.notify("skipped", step)
-        elif step is not None and (step.indices or self._backward):
+        if step is not None and (step.indices or self._backward):
             step.discarded, watch.discarded = watch.discarded, 0
             if step.parameters and step.shards is None:  # what is written to a shard does not count as written to the whole
                 watch.left = GradientTrace(step.parameters, unannounced=not self._host.setup.steps_announced)

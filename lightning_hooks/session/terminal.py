@@ -165,14 +165,7 @@ def in_short(members: Iterable[Member]) -> dict[str, Any]:
     """How many alerts there are, and what collectors show in a progress bar."""
     known = [member for member in members if member.report is not None]
     alerts = {(alert.kind, alert.site) for member in known for alert in member.report.alerts if alert.severity != "info"}
-    shown: dict[str, Any] = {"alerts": _Count(len(alerts))}
+    shown: dict[str, Any] = {"alerts": len(alerts)}
     for name, value in (entry for member in known for entry in member.live.progress(member.report).items()):
         shown[name] = max(value, shown.get(name, value))
     return shown
-
-
-class _Count(int):
-    """A whole number that stays one in a progress bar, whichever format the bar has for numbers."""
-
-    def __format__(self, form: str) -> str:
-        return str(int(self))

@@ -105,18 +105,11 @@ def load_window(
         The training batches of the window so far, and the sampled ones among them.
     """
     batches = int(state["batches"])  # the epoch's clock goes on, whatever happens to its table
-    if state.get("layout") != LAYOUT:
+    if state.get("layout") != LAYOUT or state["places"] != collector.names:
         warn(
-            f"{name}: another version of lightning_hooks wrote the checkpoint, in the middle of an epoch. "
-            "Statistics of this epoch start from here; later ones are not affected."
-        )
-        return batches, 0
-    if state["places"] != collector.names:
-        then, now = set(state["places"]), set(collector.names)
-        warn(
-            f"{name}: the checkpoint was written in the middle of an epoch with {len(then)} sites, now there "
-            f"are {len(now)} ({len(then & now)} in common). Statistics of this epoch start from here; later ones are not "
-            "affected. To keep them, resume with the same model and the same modules=."
+            f"{name}: the checkpoint was written in the middle of an epoch, by another version of lightning_hooks or with other "
+            "sites. Statistics of this epoch start from here; later ones are not affected. To keep them, resume with the same "
+            "model and modules=."
         )
         return batches, 0
     windows.load_state_dict(state["windows"])

@@ -7,7 +7,7 @@ they are small, and read straight off a float32's bits (its exponent and the fir
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import Span, added
-from lightning_hooks.statistics.rows import PendingRecords
 
 QUARTERS = 4
 # Powers of two between which magnitudes are distinguished: 1e-12 to 1.7e7. Less counts as zero, more as the most.
@@ -48,40 +47,19 @@ class HistogramTable:
         sites: Indices of these sites among all.
         names: The names of all sites.
         device: Where the counts live.
-        loss_scaled: Whether a loss scaler is at work: counts then wait, as gradients do, for :meth:`commit` or :meth:`discard`.
     """
 
-    def __init__(
-        self, sites: Sequence[int], names: Sequence[str], device: torch.device | str = "cpu", loss_scaled: bool = False
-    ) -> None:
+    def __init__(self, sites: Sequence[int], names: Sequence[str], device: torch.device | str = "cpu") -> None:
         self.lines = {site: line for line, site in enumerate(sites)}
         self.names = [names[site] for site in sites]
         self.counts = torch.zeros((len(sites), N_BINS), dtype=torch.int64, device=device)
         self.spans = (Span(self.counts.numel(), added),)
-        self.pending = PendingRecords(partial(torch.zeros_like, self.counts), torch.add) if loss_scaled else None
 
     def add(self, site: int, values: Tensor) -> None:
         """Count values: floating point, plain, any shape and device; NaN and infinite ones are passed over. No host sync."""
         line = self.lines.get(site)
         if line is not None and values.numel():
-            counts = self.counts if self.pending is None else self.pending.now
-            counts[line] += bin_counts(values).to(counts.device, non_blocking=True)
-
-    def commit(self, scale: Tensor | float, valid: Tensor | None = None, optimizer: int | None = None) -> None:
-        """The optimizer took the step: what is pending counts, divided by the loss scale (by a power of two exactly)."""
-        if self.pending is None:
-            return
-        pending = self.pending.take(optimizer)
-        edges = torch.as_tensor(bin_edges(), dtype=torch.float32, device=pending.device)
-        middles = (edges[1:] + edges[:-1]) / 2
-        places = _places(middles / scale)
-        moved = torch.zeros_like(pending).index_add_(1, places.clamp(max=N_BINS - 1), pending)
-        self.counts += moved if valid is None else moved * valid
-
-    def discard(self, optimizer: int | None = None) -> None:
-        """The step was skipped."""
-        if self.pending is not None:
-            self.pending.take(optimizer)
+            self.counts[line] += bin_counts(values).to(self.counts.device, non_blocking=True)
 
     def pack(self) -> Tensor:
         """Return the counts as one vector of the row's dtype."""
@@ -110,7 +88,6 @@ class HistogramTable:
     def reset(self) -> None:
         """Start a new epoch."""
         self.counts.zero_()
-        self.discard()
 
 
 def bin_counts(values: Tensor) -> Tensor:

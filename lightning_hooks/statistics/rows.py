@@ -154,15 +154,7 @@ def _last_weight(own: Tensor, among: TableIndex) -> Merging:
     return found
 
 
-def _last_weight_of(rows: Tensor) -> Tensor:
-    """The same of rows stacked along the first dimension."""
-    last = rows[0, ..., 2:]
-    for row in rows[1:]:
-        last = torch.where(row[..., :1] > 0, row[..., 2:], last)
-    return torch.cat((rows[..., :2].sum(0), last), -1)
-
-
-LAST_WEIGHT = Reduction(_last_weight, _last_weight_of)
+LAST_WEIGHT = Reduction(_last_weight)
 
 
 class ParameterColumn(Columns):

@@ -76,6 +76,7 @@ class WandbTracker(Tracker):
     """
 
     shows_pictures = True
+    keeps_files = True
     needs = ("log", "define_metric", "log_artifact", "save")
 
     @override
@@ -107,11 +108,6 @@ class WandbTracker(Tracker):
         names = [str(label) for label in labels] if labels is not None else [str(index) for index in range(len(features))]
         columns = ["label", *(f"d{index}" for index in range(features.shape[1]))]
         self.table(tag, columns, [[name, *row] for name, row in zip(names, features.tolist(), strict=True)], step)
-
-    @property
-    @override
-    def keeps_files_in(self) -> str:
-        return f"the files of W&B's run {self.experiment.id}"
 
     @override
     def file(self, path: Path, step: int) -> None:
@@ -158,6 +154,7 @@ METRICS_PER_BATCH = 1000  # the most that an MLflow server takes at once
 class MLflowTracker(FileTracker):
     """Writes through an ``MlflowClient``: metrics in batches, and the rest as artifacts."""
 
+    keeps_files = True
     needs = ("log_batch", "log_artifact", "log_table")
 
     @classmethod
@@ -185,11 +182,6 @@ class MLflowTracker(FileTracker):
         # One table for the run, with more rows each time, which needs pandas: what mlflow.load_table reads.
         table = dict(zip(columns, map(list, by_column), strict=True))
         self.experiment.log_table(self.logger.run_id, table, f"{FOLDER}/{safe_path(tag)}.json")
-
-    @property
-    @override
-    def keeps_files_in(self) -> str:
-        return f"the artifacts of MLflow's run {self.logger.run_id}, in {FOLDER}/"
 
     @override
     def file(self, path: Path, step: int) -> None:

@@ -63,6 +63,7 @@ class Tracker:
     """
 
     shows_pictures: ClassVar[bool] = False  # whether it does: figures need not be drawn otherwise
+    keeps_files: ClassVar[bool] = False  # whether it keeps files with the run
     needs: ClassVar[tuple[str, ...]] = ()  # the methods of the logger's experiment that this adapter calls
 
     def __init__(self, logger: Any) -> None:
@@ -77,11 +78,6 @@ class Tracker:
             experiment: Its ``experiment``, None if it has none.
         """
         return all(callable(getattr(experiment, method, None)) for method in cls.needs)
-
-    @property
-    def keeps_files_in(self) -> str:
-        """Where :meth:`file` puts a file, in words; empty where it keeps none."""
-        return ""
 
     @property
     def experiment(self) -> Any:

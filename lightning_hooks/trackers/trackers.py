@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, wraps
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from lightning_hooks.trackers.adapters import CSVTracker, MLflowTracker, TensorBoardTracker, WandbTracker
@@ -61,6 +60,7 @@ class Trackers:
     table = _of_each(Tracker.table)
     embedding = _of_each(Tracker.embedding)
     save = _of_each(Tracker.save)
+    file = _of_each(Tracker.file)
 
     def figure(self, tag: str, figure: Figure, step: int, reduced: bool = True) -> None:
         """Show a matplotlib figure: an image in TensorBoard and W&B, a PNG file in MLflow and with a CSVLogger."""
@@ -81,27 +81,15 @@ class Trackers:
     @property
     def keep_files(self) -> bool:
         """Whether any keeps files with the run (W&B, MLflow)."""
-        return any(tracker.keeps_files_in for tracker in self._trackers)
+        return any(tracker.keeps_files for tracker in self._trackers)
 
-    def file(self, path: Path, step: int) -> list[str]:
-        """Keep a file with the run, where the tracker keeps files (W&B, MLflow).
-
-        Returns:
-            Where it is kept now, in words, for each that took it.
-        """
-        return [tracker.keeps_files_in for tracker in self._each("file", path, step) if tracker.keeps_files_in]
-
-    def _each(self, method: str, *args: Any, **kwargs: Any) -> list[Tracker]:
-        """Call a method of each; return those that did not raise."""
-        done = []
+    def _each(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Call a method of each."""
         for tracker in self._trackers:
             try:
                 getattr(tracker, method)(*args, **kwargs)
             except Exception as error:  # noqa: BLE001  an error of a tracker must not end training
                 self._fault(tracker.logger, error)
-            else:
-                done.append(tracker)
-        return done
 
     @cached_property
     def _trackers(self) -> list[Tracker]:

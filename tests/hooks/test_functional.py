@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from lightning_hooks.hooks.functional import CallObserver, FunctionCall
+from lightning_hooks.hooks.functional import CallObserver
 from lightning_hooks.hooks.functions import FUNCTIONS
 from tests.support.models import hook_counts
 
@@ -36,6 +36,17 @@ class Block(nn.Module):
         return F.dropout(self.act(x).relu(), 0.5, self.training)
 
 
+class Call(NamedTuple):
+    """What the recorder of an observer is called with."""
+
+    name: str
+    function: str
+    caller: str
+    module: nn.Module
+    arguments: dict[str, Any]
+    output: Any
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -47,9 +58,9 @@ class Net(nn.Module):
         return x
 
 
-def seen(root: nn.Module, run: Callable[[], Any], wanted: Callable[[str], bool] = lambda _: True) -> list[FunctionCall]:
-    calls: list[FunctionCall] = []
-    observer = CallObserver(root, calls.append, wanted)
+def seen(root: nn.Module, run: Callable[[], Any], wanted: Callable[[str], bool] = lambda _: True) -> list[Call]:
+    calls: list[Call] = []
+    observer = CallObserver(root, lambda *call: calls.append(Call(*call)), wanted)
     observer.start()
     try:
         with observer.step():
@@ -149,8 +160,8 @@ class Counting(TorchFunctionMode):
 
 def test_modes_of_others_keep_their_places() -> None:
     teacher = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    calls: list[FunctionCall] = []
-    observer = CallObserver(nn.ModuleDict({"teacher": teacher}), calls.append, lambda _: True)
+    calls: list[Call] = []
+    observer = CallObserver(nn.ModuleDict({"teacher": teacher}), lambda *call: calls.append(Call(*call)), lambda _: True)
     with Counting() as outer:
         observer.start()
         with observer.step(), Counting() as inner, torch.no_grad():
@@ -174,7 +185,7 @@ def test_modes_of_others_keep_their_places() -> None:
 
 def test_backward_and_recomputation_are_not_seen() -> None:
     block, x, calls, depths = Block(), torch.randn(2, 5, 8), [], []
-    observer = CallObserver(nn.ModuleDict({"block": block}), calls.append, lambda _: True)
+    observer = CallObserver(nn.ModuleDict({"block": block}), lambda *call: calls.append(Call(*call)), lambda _: True)
     block.norm.register_forward_hook(lambda *_: depths.append(torch._C._len_torch_function_stack()))
     observer.start()
     with observer.step():
@@ -190,13 +201,9 @@ def smooth(x: Tensor) -> Tensor:
     return torch.relu(x).square()
 
 
-def through_another(x: Tensor) -> Tensor:
-    return smooth(x) + 1
-
-
 class CallsCompiled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(through_another(x))
+        return F.relu(smooth(x) + 1)
 
 
 class HoldsCompiled(nn.Module):
@@ -214,7 +221,7 @@ def test_modules_that_call_compiled_functions_are_passed_over() -> None:
             return F.relu(torch._dynamo.disable(torch.tanh)(x))
 
     root = nn.ModuleDict({"one": CallsCompiled(), "two": HoldsCompiled(), "three": Disabled(), "four": Block()})
-    observer = CallObserver(root, lambda _: None, lambda _: True)
+    observer = CallObserver(root, lambda *_: None, lambda _: True)
     assert observer.compiled == ["one", "two"]
     x = torch.randn(3)
     assert [call.name for call in seen(root, lambda: [root[name](x) for name in ("one", "two", "three")])] == [
@@ -260,7 +267,7 @@ def no_mode_is_left() -> Iterator[None]:
 def test_recorders_run_without_gradients_mode_and_autocast() -> None:
     states: list[tuple[bool, bool, int]] = []
 
-    def record(call: FunctionCall) -> None:
+    def record(*call: Any) -> None:
         states.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch._C._len_torch_function_stack()))
 
     observer = CallObserver(nn.Identity(), record, lambda _: True)

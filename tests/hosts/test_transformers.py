@@ -18,7 +18,6 @@ pytest.importorskip("transformers")
 
 import transformers
 
-from lightning_hooks import TrainingMonitor
 from lightning_hooks.hosts.transformers import MonitorCallback
 
 
@@ -107,9 +106,3 @@ def test_a_resumed_training_goes_on_with_its_window(tmp_path: Path) -> None:
     assert second.history["features"][0].sites == whole.history["features"][0].sites
     assert second.history["clipping"][0].optimizers["0-AdamW"].steps == 6
     assert is_clean(resumed)
-
-
-def test_a_monitor_of_lightning_says_what_to_give_instead() -> None:
-    """Hugging Face's Trainer calls ``on_init_end`` of each of its callbacks when it is made."""
-    with pytest.raises(TypeError, match="MonitorCallback, which takes"):
-        TrainingMonitor(summary=False).on_init_end()

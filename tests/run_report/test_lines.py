@@ -6,8 +6,9 @@ import math
 import pytest
 
 from lightning_hooks.run_report.lines import append, line, report_line
-from lightning_hooks.run_report.recorded import read_lines, report_of
+from lightning_hooks.run_report.recorded import report_of
 from tests.support.made_reports import HOSTILE, alert, clips, features, flow, layer_names
+from tests.support.runs import read_lines
 
 
 def close(one, other):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,8 +53,8 @@ def test_edges_and_extremes_fall_where_they_should() -> None:
     assert bin_counts(torch.tensor([math.nan, math.inf, -math.inf])).sum() == 0
 
 
-def table(loss_scaled: bool = False) -> HistogramTable:
-    return HistogramTable([1, 3], ["a", "b", "c", "d"], loss_scaled=loss_scaled)
+def table() -> HistogramTable:
+    return HistogramTable([1, 3], ["a", "b", "c", "d"])
 
 
 def test_the_table_counts_its_sites_adds_batches_and_merges_ranks() -> None:
@@ -76,19 +75,3 @@ def test_the_table_counts_its_sites_adds_batches_and_merges_ranks() -> None:
     assert edges == bin_edges()[occupied[0] : occupied[-1] + 2].tolist()
     half = table().read(packed, 0.5)["b"]
     assert half == ([edge / 2 for edge in edges], counts)
-
-
-@pytest.mark.parametrize("scale", [1.0, 4.0, 65536.0])
-def test_under_a_loss_scaler_values_are_divided_by_the_scale_of_their_step(scale: float) -> None:
-    values = torch.randn(500, generator=torch.Generator().manual_seed(0)) * 1e-3
-    plain, scaled = table(), table(loss_scaled=True)
-    plain.add(1, values)
-    scaled.add(1, values * scale)
-    assert scaled.read(scaled.pack()) == {}  # not before the step
-    scaled.commit(torch.tensor(scale))
-    assert scaled.read(scaled.pack()) == plain.read(plain.pack())
-    scaled.add(1, values)
-    scaled.discard()
-    scaled.add(1, values)
-    scaled.commit(torch.tensor(scale), torch.tensor(False))
-    assert scaled.read(scaled.pack()) == plain.read(plain.pack())

@@ -209,8 +209,6 @@ CASES: dict[str, tuple[int, Case]] = {
     "missing on 0": (2, lambda rank, *at: fit(rank, *at, ours=None if rank else [])),
     "one fewer": (2, lambda rank, *at: fit(rank, *at, ours=trio(slice(3 - rank)))),
     "order": (2, lambda rank, *at: fit(rank, *at, ours=trio(slice(None, None, -1 if rank else 1)))),
-    "no pattern": (2, lambda rank, *at: fit(rank, *at, modules=["net.4" if rank else "net.0"])),
-    "fewer batches": (2, lambda rank, *at: fit(rank, *at, batches=10 - 3 * rank)),
     **{name: (2, differing(**{name: pair})) for name, pair in ARGUMENTS.items()},
     "version": (2, another_version),
     "stages": (2, stage(lambda rank: [f"layer{2 * rank + number}" for number in range(2)])),

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
+from lightning_hooks.run_report.recorded import UNREADABLE, TableNames, named
 from tests.support.made_reports import FIT, clips, features, flow, layer_names
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Read events one by one, without the lines that hold none."""
+    names: TableNames = {}
+    for text in path.read_text(errors="replace").splitlines():
+        with suppress(*UNREADABLE):
+            yield named(json.loads(text), names)
 
 
 @pytest.fixture

@@ -54,7 +54,8 @@ class GradientCollector(GradientSites):
         self.parameters = self._sampled.parameters
         self.modules.owners = owners(self._sites, self._steps)
         self.modules.listening = False  # except while the loss's backward runs
-        self.histograms = self.modules.histograms = context.new_histograms(self.modules.names, loss_scaled)
+        if not loss_scaled:  # scaled gradients are unscaled at the step, when their values are gone
+            self.histograms = self.modules.histograms = context.new_histograms(self.modules.names)
         # Gradients are averaged over the ranks that share the data: of the loss minimised, each one's part is that much less.
         self.value_scale = 1.0 / host.setup.data_parallel_size
         self.due = None if context.early is not None or context.learning is True else self._sampled.due

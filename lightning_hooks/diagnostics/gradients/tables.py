@@ -175,8 +175,6 @@ class GradientTable(RowTable):
         owners = frozenset[int]().union(*(self.owners[index] for index in self.reached))
         self.reached.clear()
         self.pending.set_aside(owners)
-        if self.histograms is not None and self.histograms.pending is not None:
-            self.histograms.pending.set_aside(owners)
 
     def commit(self, scale: Tensor | float, valid: Tensor | None = None, optimizer: int | None = None) -> None:
         """The optimizer took the step, which ``valid`` says as in :class:`ParameterTable`: what is pending counts, unscaled.
@@ -187,15 +185,11 @@ class GradientTable(RowTable):
             return
         merged = merge(torch.stack((self.rows, scaled(self.pending.take(optimizer), 1.0 / scale))))
         self.rows.copy_(merged if valid is None else torch.where(valid, merged, self.rows))
-        if self.histograms is not None:
-            self.histograms.commit(scale, valid, optimizer)
 
     def discard(self, optimizer: int | None = None) -> None:
         """The step was skipped: what is pending never happened."""
         if self.pending is not None:
             self.pending.take(optimizer)
-        if self.histograms is not None:
-            self.histograms.discard(optimizer)
 
     def read(self, packed: Tensor, factor: float = 1.0) -> tuple[dict[str, GradientStats], tuple[str, ...]]:
         """Name the numbers of a packed table on the host, multiplied by a factor.

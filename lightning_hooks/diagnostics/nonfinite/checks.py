@@ -35,7 +35,7 @@ class CheckedStep:
 
 LINES = 32  # steps whose norms are kept on an accelerator before they are sent, where checks are less frequent
 
-Look = Callable[[], bool]  # apply the urgent rules; return whether the fit is to stop
+Look = Callable[[], None]  # apply the urgent rules
 
 
 class StepChecks:
@@ -78,7 +78,6 @@ class StepChecks:
         self._pages: dict[int, tuple[Tensor, list[CheckedStep]]] = {}
         self._steps = 0
         self._seen: set[int] = set()
-        self._stopping = False
 
     def follow(self, kept: EarlierOptimizers) -> None:
         """There are new parameters, or other optimizers than before."""
@@ -111,7 +110,7 @@ class StepChecks:
         """The optimizer is about to step.
 
         Args:
-            step: Its step. If that is with a gradient that is not finite, and the fit is to stop, its update is undone.
+            step: Its step.
             batch: The index of its training batch in the epoch.
 
         Raises:
@@ -125,9 +124,8 @@ class StepChecks:
         checked = CheckedStep(step.global_step, batch, left_out)
         self._steps += 1
         if self.on_host(norms):
-            broken = self.add(norms.numpy(), checked)
+            self.add(norms.numpy(), checked)
             self._judge()
-            step.undone = broken and self._stopping
             return
         page, checked_steps = self._pages.setdefault(step.optimizer, (norms.new_zeros((LINES, len(self._names))), []))
         page[len(checked_steps), : norms.shape[0]].copy_(norms)
@@ -145,14 +143,12 @@ class StepChecks:
         """Whether norms can be read now, without waiting."""
         return norms.is_cpu
 
-    def add(self, norms: np.ndarray[Any, Any], checked: CheckedStep) -> bool:
-        """Record the norms of one step; whether it was with a gradient that is not finite."""
-        if checked.left_out or math.isfinite(norms.sum()):
-            return False
-        for index in np.flatnonzero(~np.isfinite(norms)).tolist():
+    def add(self, norms: np.ndarray[Any, Any], checked: CheckedStep) -> None:
+        """Record the norms of one step."""
+        broken = [] if checked.left_out or math.isfinite(norms.sum()) else np.flatnonzero(~np.isfinite(norms)).tolist()
+        for index in broken:
             self._first.setdefault(index, checked)
             self._counts[index] += 1
-        return True
 
     def _send(self) -> None:
         for page, checked_steps in self._pages.values():
@@ -167,7 +163,7 @@ class StepChecks:
 
     def _judge(self) -> None:
         if self._has_news():
-            self._stopping |= self._look()
+            self._look()
 
     def _has_news(self) -> bool:
         fresh = self._first.keys() - self._seen

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_hooks.hooks.tensors import addresses_of, all_values, as_real, number, plain_values
-from lightning_hooks.statistics.kernels.plain import Bounds, Kernels, Norms, Units, about_the_mean
+from lightning_hooks.hooks.tensors import addresses_of, number, plain_values
+from lightning_hooks.statistics.kernels.plain import Bounds, Kernels, Units, about_the_mean
 from lightning_hooks.statistics.reduction import moved
 from lightning_hooks.statistics.rows import MOMENTS, Clock, Column
 
@@ -93,17 +93,6 @@ class HostKernels(Kernels):
                     row[MOMENTS] = _pooled(known[MOMENTS], new)
         return units is not None and units.fired is not None and bool(units.fired.numpy().all())
 
-    @override
-    def norms(self, tensors: Sequence[Tensor], zeros: bool = False, addresses: Sequence[int] | None = None) -> Norms:
-        known = addresses is not None and 0 not in addresses
-        plain = [*map(Tensor.detach, tensors)] if known else all_values(tensors)
-        plain = [values if values.itemsize > 1 else values.float() for values in plain] if zeros else plain
-        # In float64, where squares neither overflow nor vanish.
-        real = [*map(as_real, plain)] if any(map(torch.is_complex, plain)) else plain
-        norms = [torch.linalg.vector_norm(x if x.itemsize > 1 else x.float(), dtype=torch.float64) for x in real]
-        counts = torch.tensor([*map(_zeros, plain)], dtype=torch.float64) if zeros else None
-        return Norms(torch.stack(norms), counts, [*map(Tensor.numel, plain)])
-
 
 def summarize_at_once(values: Tensor, moments: bool = False) -> Summary | None:
     """Summarise a plain CPU tensor of any floating dtype, shape and strides chunk by chunk.
@@ -164,10 +153,3 @@ def _flat(values: Tensor) -> Tensor:
     """The values in one dimension, float32 or float64, in memory order; a view wherever strides allow."""
     values = values if values.dtype in (torch.float32, torch.float64) else values.float()
     return values.permute(sorted(range(values.dim()), key=values.stride, reverse=True)).reshape(-1)
-
-
-def _zeros(values: Tensor) -> int:
-    """How many elements are zero."""
-    if values.dtype in (torch.float32, torch.float64):
-        return int(np.count_nonzero(values.numpy() == 0))  # in a quarter of the time that torch takes
-    return values.numel() - int(number(torch.count_nonzero(values)))

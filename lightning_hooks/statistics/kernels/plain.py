@@ -150,11 +150,16 @@ class Kernels:
             zeros: Whether to count zeros; of a complex element both parts must be zero.
             addresses: What :func:`~.addresses_of` says of them; None where that has not been asked.
         """
-        plain = [_computed(values) for values in all_values(tensors)]
-        # The multi-tensor norm is what clip_grad_norm_ itself calls; torch has no public name for it per tensor.
-        norms = torch.stack(torch._foreach_norm([as_real(values) if values.is_complex() else values for values in plain]))
-        found = torch.stack([(values == 0).sum() for values in plain]).to(row_dtype(norms.device)) if zeros else None
-        return Norms(norms.to(row_dtype(norms.device)), found, [*map(Tensor.numel, plain)])
+        known = addresses is not None and 0 not in addresses
+        plain = [*map(Tensor.detach, tensors)] if known else all_values(tensors)
+        plain = [values if values.itemsize > 1 else values.float() for values in plain]
+        real = [*map(as_real, plain)] if any(map(torch.is_complex, plain)) else plain
+        # On the CPU in float64, where squares neither overflow nor vanish. The multi-tensor norm is what clip_grad_norm_ itself
+        # calls; torch has no public name for it per tensor.
+        norms = torch.stack(torch._foreach_norm(real, 2, torch.float64 if real[0].is_cpu else None))
+        norms = norms if real[0].is_cpu else norms.to(row_dtype(norms.device))
+        found = torch.stack([(values == 0).sum() for values in plain]).to(norms.dtype) if zeros else None
+        return Norms(norms, found, [*map(Tensor.numel, plain)])
 
     def sample(self, tensors: Sequence[Tensor], strides: tuple[int, ...]) -> Any:
         """Copy every ``strides[i]``-th element of each of some real, dense tensors on one device: for :meth:`updates`."""

@@ -21,9 +21,9 @@ from lightning_hooks import (
     monitors,
 )
 from lightning_hooks.run_report import judge, read_run
-from lightning_hooks.run_report.recorded import read_lines
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.pages import data_of, texts
+from tests.support.runs import read_lines
 
 FILES = ["health.json", "report.html", "report.md", "reports.jsonl"]
 
@@ -272,3 +272,14 @@ def test_only_the_first_rank_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run.fit(Classifier(mlp()), loader())
     assert run.callbacks[0].history
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_large_file_has_tables_of_fewer_reports_and_of_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_hooks.session.run_record.MOST_BYTES", 20_000)
+    fit(tmp_path, epochs=12)
+    run = read_run(tmp_path)
+    for recorded in run.monitors:
+        kept = list(recorded.columns)
+        assert kept[:2] == [0, 1]
+        assert kept[-1] == recorded.last.epoch == 11
+        assert len(kept) < len(recorded.epochs) == 12

