@@ -17,7 +17,6 @@ from typing import Any
 from lightning_hooks.alerts.explain import explain
 from lightning_hooks.run_report.blocks import markdown
 from lightning_hooks.run_report.compare import compare
-from lightning_hooks.run_report.data import compared
 from lightning_hooks.run_report.health import health_of
 from lightning_hooks.run_report.lines import write_whole
 from lightning_hooks.run_report.page import document, verdict_lines, write_health
@@ -31,8 +30,8 @@ from lightning_hooks.trackers.console import show, visible
 # --fail-on to the statuses with which report returns 1.
 FAILS = {"warning": ("warning", "critical", "failed"), "critical": ("critical", "failed")}
 
-# The sections of a comparison that compare prints; the page has curves and layers too.
-PRINTED = ("set-up", "differences", "alerts", "only")
+# The sections of a comparison that compare prints; the page has curves too.
+PRINTED = ("set-up", "differences", "alerts")
 
 OF_RUNS = ("report", "compare", "verify")  # the commands that read the files of runs
 Done = tuple[Iterable[str], int]  # what a command prints, and what it returns
@@ -95,7 +94,6 @@ ARGUMENTS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
         {
             "run_a": {"type": Path, "help": "the log directory of the first run"},
             "run_b": {"type": Path, "help": "the log directory of the second run"},
-            "--epoch": {"type": int, "help": "the epoch to compare at (default: the last one that both runs have)"},
             "--output": {
                 "type": Path,
                 "help": "the HTML file to write (default: compare.html in the folder of the second run's reports)",
@@ -186,9 +184,9 @@ def _report(options: argparse.Namespace) -> Done:
 
 
 def _compare(options: argparse.Namespace) -> Done:
-    found = compare(_read(options.run_a), _read(options.run_b), options.epoch)
-    page = compared(found)
-    path = write_whole(options.output or found.b.path / "compare.html", document(page, markdown(page)))
+    a, b = _read(options.run_a), _read(options.run_b)
+    page = compare(a, b)
+    path = write_whole(options.output or b.path / "compare.html", document(page, markdown(page)))
     printed = [section for section in page["sections"] if section["id"] in PRINTED]
     text = re.sub(r"\\([\W_])", r"\1", markdown({**page, "sections": printed}))  # names as they are: a terminal shows no markup
     return [*unescape(text).splitlines(), "", f"Written: {path}"], 0

@@ -37,15 +37,6 @@ def percent(value: float | None) -> str:
     return f"{shown} %"
 
 
-def seconds(value: float) -> str:
-    """A finite duration in the unit that suits it."""
-    if value < 1:
-        return f"{1000 * value:.3g} ms"
-    if value < 120:
-        return f"{value:.3g} s"
-    return f"{value / 60:.3g} min" if value < 7200 else f"{value / 3600:.3g} h"
-
-
 def measured(alert: Alert) -> tuple[str, str]:
     """An alert's value and its limit in the unit of its kind; empty where there is nothing to measure."""
     known = known_kind(alert.kind)
@@ -77,11 +68,9 @@ def line(label: str, values: Iterable[float], top: Iterable[float] | None = None
     return {"label": label, "values": numbers(values), **({} if top is None else {"top": numbers(top)}), **how}
 
 
-def row(
-    name: str, value: float, low: float | None = None, high: float | None = None, other: float | None = None, **more: str
-) -> Block:
-    """A line of :func:`rows`: a value, the ends of a band, another run's value; ``severity``, ``note``, ``shown`` and ``title``."""
-    values = {"value": value, "low": low, "high": high, "other": other}
+def row(name: str, value: float, low: float | None = None, high: float | None = None, **more: str) -> Block:
+    """A line of :func:`rows`: a value, the ends of a band; ``severity``, ``note`` and ``title``."""
+    values = {"value": value, "low": low, "high": high}
     plain = {key: numbers([found])[0] for key, found in values.items() if found is not None}
     return {"name": name, **plain, **{key: text for key, text in more.items() if text}}
 

@@ -1,4 +1,4 @@
-"""A run, and two compared, as the page shows them: plain JSON types. It needs no torch."""
+"""A run as the page shows it: plain JSON types. It needs no torch."""
 
 from __future__ import annotations
 
@@ -9,25 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_hooks.declare.kinds import capital
 from lightning_hooks.declare.plain import TABLES
 from lightning_hooks.plots.series import FRACTIONS
-from lightning_hooks.run_report.blocks import (
-    DASH,
-    Block,
-    Card,
-    chart,
-    flat,
-    fold,
-    measured,
-    named,
-    numbers,
-    row,
-    rows,
-    section,
-    table,
-)
-from lightning_hooks.run_report.compare import DIFFERENCE, MOST, Comparison, compare
+from lightning_hooks.run_report.blocks import measured, numbers
 from lightning_hooks.run_report.recorded import MOST_DRAWN, STATISTICS, Run, chosen, number_of, severities
 from lightning_hooks.run_report.sections import sections_of
 from lightning_hooks.run_report.training import loss_by_epoch, thinned
@@ -35,8 +19,6 @@ from lightning_hooks.run_report.verdict import Course, Problem, Verdict, courses
 
 MOST_NAMES = 9  # of sites of one problem
 MOST_POINTS = 60  # of the loss in the list of runs
-MOST_ALERTS = 20  # of two runs that are compared, for each of them
-OPEN_LAYERS = 2
 Page = dict[str, Any]
 
 
@@ -194,92 +176,3 @@ def names(run: Run, monitor: int, table: str, stat: str) -> list[str]:
         LookupError: If there is no such monitor.
     """
     return list(run.monitors[monitor].series(table, stat).names)
-
-
-def both(a: Run, b: Run) -> Page:
-    """Two runs compared; without a window in common, their verdicts and losses."""
-    try:
-        return compared(compare(a, b))
-    except ValueError as error:
-        sections = [*_of_both(a, b), section("differences", "Largest differences", [[{"text": str(error)}]])]
-        return {**_head_of_two(a, b, judge(a), judge(b)), "sections": sections}
-
-
-def _head_of_two(a: Run, b: Run, *verdicts: Verdict) -> Page:
-    heads = [
-        {"letter": letter, "name": run.name, **_verdict(verdict), "details": list(verdict.details)}
-        for letter, run, verdict in zip("AB", (a, b), verdicts, strict=True)
-    ]
-    return {"title": f"Two runs compared: {a.name} and {b.name}", "verdicts": heads}
-
-
-def compared(found: Comparison) -> Page:
-    """A comparison of two runs."""
-    a, b = found.a, found.b
-    settings = [(what, *(DASH if value is None else str(value) for value in values)) for what, *values in found.settings]
-    set_up = [table(("", "A", "B"), [*settings, *found.losses])] if settings or found.losses else []
-    if not settings:
-        set_up.append({"text": "The set-up is the same, as far as it is known."})
-    largest = found.largest
-    differ: Card = [table(DIFFERENCE, [one.cells for one in largest[:MOST]])] if largest else [{"text": SAME}]
-    differ += [{"text": f"and {len(largest) - MOST} more"}] * (len(largest) > MOST)
-    made = [
-        section("set-up", "Set-up and loss", [set_up]),
-        *_of_both(a, b),
-        section("differences", f"Largest differences, {a.unit} {found.epoch}", [differ]),
-        section("alerts", "Alerts at the end", _alerts_of(found)),
-        section("layers", "Layer by layer", [_layers(found)]),
-        section(
-            "only", "Only in one", ([named(f"Only in {letter} ({len(names)})", names)] for letter, names in found.only.items())
-        ),
-    ]
-    return {**_head_of_two(a, b, *found.verdicts), "sections": [each for each in made if each["cards"]]}
-
-
-SAME = "All numbers that both runs have are the same."
-
-
-def _curves(run: Run) -> dict[tuple[str, str], tuple[Block, list[float | None]]]:
-    """The curves of a run's page, by section and by heading and label."""
-    found, heading = {}, ""
-    for each in sections_of(run, MOST_DRAWN):
-        for block in (block for card in each["cards"] for block in flat(card)):
-            drawn, heading = block.get("chart", {}), block.get("title", heading)
-            for one in drawn.get("lines", ()):
-                if not one.get("dashed"):
-                    found[each["title"], f"{drawn['title'] or heading}: {one['label']}"] = drawn, one["values"]
-    return found
-
-
-def _of_both(a: Run, b: Run) -> list[Page]:
-    of_a, of_b = _curves(a), _curves(b)
-    sections: dict[str, Card] = {}
-    for key in (key for key in of_a if key in of_b):
-        known = [dict(zip(drawn["epochs"], values, strict=True)) for drawn, values in (of_a[key], of_b[key])]
-        epochs = sorted({epoch for values in known for epoch in values})
-        lines = [{"label": letter, "values": [*map(values.get, epochs)]} for letter, values in zip("AB", known, strict=True)]
-        drawn, _ = of_a[key]
-        kind = {"kind": drawn["kind"]} if "kind" in drawn else {}
-        sections.setdefault(key[0], []).append(chart(key[1], epochs, a.unit, lines, **kind))
-    return [section(title.lower(), title, [card]) for title, card in sections.items()]
-
-
-def _alerts_of(found: Comparison) -> Iterable[Card]:
-    for who, alerts in found.alerts.items():
-        cells = [(course.alert.site, course.alert.kind, course.severity, course.since) for course in alerts[:MOST_ALERTS]]
-        left = len(alerts) - MOST_ALERTS
-        heads = ("where", "alert", "severity", f"since {found.a.unit}")
-        yield [{"title": f"{capital(who)} ({len(alerts)})"}, table(heads, cells), *[{"text": f"and {left} more"}] * (left > 0)]
-
-
-def _layers(found: Comparison) -> Card:
-    card: Card = []
-    for each in (each for each in STATISTICS if each.caption and each.stat != "nonfinite_fraction"):
-        differences, share = found.of(each.stat), each.stat in FRACTIONS
-        if not differences or (share and not any(difference.a or difference.b for difference in differences)):
-            continue
-        kept = set(sorted(differences, key=lambda difference: -difference.size)[:MOST_DRAWN])
-        drawn = rows([row(d.name, d.a, other=d.b, shown=d.change) for d in differences if d in kept], "A to B", share)
-        more = [{"text": f"The {len(kept)} of {len(differences)} that differ most."}] * (len(kept) < len(differences))
-        card.append(fold(each.caption, [drawn, *more], len(card) < OPEN_LAYERS))
-    return [{"text": "Dot: A. Diamond: B. The number is the change."}, *card] if card else []

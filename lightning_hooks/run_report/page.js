@@ -197,23 +197,21 @@ function table({ heads, rows }) {
 /** Layers on a common scale: logarithmic, in whole decades, or from 0 to 1 with bars. Those beyond the first are folded. */
 function rowsChart({ lines, what, share, shades, limits }) {
   const shows = (value) => typeof value === "number" && (share || value > 0);
-  const logs = [...lines.flatMap((line) => [line.value, line.high, line.other]), ...shades].filter(shows).map(Math.log10);
+  const logs = [...lines.flatMap((line) => [line.value, line.high]), ...shades].filter(shows).map(Math.log10);
   const low = share ? 0 : Math.floor(logs.length ? Math.min(...logs) : -1);
   const high = share ? 1 : Math.max(low + 1, Math.ceil(logs.length ? Math.max(...logs) : 1));
   const place = (value) => 100 * Math.min(1, Math.max(0, ((share ? value : Math.log10(value)) - low) / (high - low)));
   const step = Math.max(1, Math.ceil((high - low) / 5));
   const ticks = share ? [0, 0.5, 1] : Array.from({ length: Math.floor((high - low) / step) + 1 }, (_, i) => 10 ** (low + i * step));
   const text = (value) => (share ? percent(value ?? null) : number(value));
-  const bars = share && lines.every((line) => line.other === undefined);
   const draw = (line) => h("div", { class: `row ${line.severity ?? ""}`, title: line.title },
     h("span", { class: "name" }, line.severity && [mark(line.severity), " "], line.name),
     h("div", { class: "track" },
       shows(line.high) && h("i", { style: `left:${shows(line.low) ? place(line.low) : 0}%;width:${Math.max(0, place(line.high) - (shows(line.low) ? place(line.low) : 0))}%` }),
-      shows(line.value) ? h("b", bars ? { class: "bar", style: `width:${place(line.value)}%` } : { style: `left:${place(line.value)}%` })
+      shows(line.value) ? h("b", share ? { class: "bar", style: `width:${place(line.value)}%` } : { style: `left:${place(line.value)}%` })
         : h("s", {}, line.note ?? (line.value === 0 ? "zero" : "no finite value")),
-      shows(line.other) && h("u", { style: `left:${place(line.other)}%` }),
       limits.filter((limit) => place(limit) > 0 && place(limit) < 100).map((limit) => h("em", { style: `left:${place(limit)}%`, title: `limit of the rule: ${text(limit)}` }))),
-    h("span", { class: "n" }, line.shown ?? text(line.value)));
+    h("span", { class: "n" }, text(line.value)));
   return h("div", { class: "rows", style: `--decades:${share ? 10 : high - low}` },
     h("div", { class: "row axis" }, h("span", { class: "name" }),
       h("div", { class: "track" }, ticks.map((tick) => h("span", { style: `left:${place(tick)}%` }, share ? percent(tick) : `1e${Math.round(Math.log10(tick))}`))),

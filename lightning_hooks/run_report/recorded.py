@@ -177,7 +177,6 @@ class MonitorRecord:
     prefix: str  # features, gradient_flow, gradient_clip, or that of a monitor of the user's own
     modules: str  # the modules that it observes
     alerts: dict[int, tuple[Alert, ...]] = field(default_factory=dict)  # epoch to its alerts, in the order of epochs, all of them
-    seconds: dict[int, float] = field(default_factory=dict)  # epoch to what its end took
     columns: dict[int, Columns] = field(default_factory=dict)  # epoch to the numbers of its tables, of the epochs that are kept
     latest: dict[str, Any] | None = None  # the last event with tables, with all that earlier ones hold
     unit: str = "epoch"  # what numbers the reports: epoch, or step where windows are shorter than epochs

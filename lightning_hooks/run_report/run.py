@@ -150,7 +150,6 @@ class RunReader:
         self._found[key] = record
         self.run.unit = record.unit = "step" if "at" in event else "epoch"
         record.alerts[epoch] = alerts
-        record.seconds[epoch] = float(event.get("seconds", "NaN"))
         if columns is not None:
             record.columns[epoch] = columns
             record.latest = {**event, "report": report, "alerts": []}
@@ -204,7 +203,7 @@ def _forget(run: Run, found: Found, epoch: int) -> None:
     """Training starts again from an epoch: what a former fit reported of it and of later ones is removed."""
     for key in list(found):
         record = found[key]
-        for kept in (record.alerts, record.seconds, record.columns):
+        for kept in (record.alerts, record.columns):
             for later in [number for number in kept if number >= epoch]:
                 del kept[later]
         if not record.alerts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from operator import itemgetter
@@ -28,7 +27,6 @@ from lightning_hooks.run_report.blocks import (
     percent,
     row,
     rows,
-    seconds,
     section,
     table,
 )
@@ -53,8 +51,7 @@ def sections_of(run: Run, most: int) -> list[dict[str, Any]]:
         *(section(each.title.lower(), each.title, _declared(run, each, most)) for each in SECTIONS),
         section("silent", "Silent", _silent(run)),
         section("model", "Model and set-up", model(run, most)),
-        section("coverage", "Coverage", _coverage(run)),
-        section("cost", "Cost", _cost(run)),
+        section("coverage", "Coverage and cost", _coverage(run)),
     ]
     return [found for found in made if found["cards"]]
 
@@ -258,7 +255,7 @@ def _silent(run: Run) -> Iterator[Card]:
 
 
 def _coverage(run: Run) -> Iterator[Card]:
-    """What each monitor recorded, and how much of training that is."""
+    """What each monitor recorded, how much of training that is, and what it takes."""
     cells = [
         (
             f"{record.prefix} ({record.modules})",
@@ -266,34 +263,14 @@ def _coverage(run: Run) -> Iterator[Card]:
             len(record.silent),
             f"{sampled} of {batches}" if batches else "every step",
             len(record.epochs),
+            percent(number_of(record.fields.get("overhead"))),
         )
         for record in run.monitors
         for sampled, batches in [map(record.fields.get, ("sampled_batches", "batches"))]
     ]
     why = (
         f"Batches: how many of the last {run.window}'s batches were sampled. What happens between two of them shows only if its "
-        "effects last."
+        "effects last. Cost: the share of a training batch's time that the monitor adds, in the first process."
     )
-    yield [table(("monitor", "observed", "silent", "batches", f"{run.window}s"), cells), {"text": why}]
-
-
-def _cost(run: Run) -> Iterator[Card]:
-    window = run.window
-    ends: dict[int, float] = {}
-    for epoch, took in (item for record in run.monitors for item in record.seconds.items()):
-        if math.isfinite(took):
-            ends[epoch] = ends.get(epoch, 0.0) + took
-    durations = {epoch: took for epoch, event in run.timing.items() if 0 < (took := number_of(event.get("seconds"))) < math.inf}
-    parts = [ends[epoch] / durations[epoch] for epoch in durations if epoch in ends]
-    added = [share for record in run.monitors if math.isfinite(share := number_of(record.fields.get("overhead")))]
-    sizes = [size for event in run.timing.values() if 0 < (size := number_of(event.get("bytes"))) < math.inf]
-    found = (
-        (f"per {window}'s end: merging, judging, logging (median)", seconds, [*ends.values()]),
-        (f"per {window} (median)", seconds, [*durations.values()]),
-        (f"of {'an' if window == 'epoch' else 'a'} {window}'s time is its end in the monitors", percent, parts),
-        (f"of a training batch's time added by the monitors, last {window}", percent, [sum(added)] if added else []),
-        ("of tables on the device", lambda size: f"{number(size / 1000)} kB", sizes[-1:]),
-    )
-    facts = [[what, shown(statistics.median(values))] for what, shown, values in found if values]
-    if facts:
-        yield [{"facts": facts}, {"text": "Measured in the first process."}]
+    heads = ("monitor", "observed", "silent", "batches", f"{run.window}s", "cost")
+    yield [table(heads, cells), {"text": why}]

@@ -34,7 +34,7 @@ def test_the_verdict_and_the_sections(page):
     assert found["problems"][0]["advice"] == ("Try this",)
     assert [section["title"] for section in found["sections"]] == [
         *("Alerts, in order of cause", "Gradient flow", "Outputs", "Over the epochs", "Clipping", "Silent"),
-        *("Model and set-up", "Coverage", "Cost"),
+        *("Model and set-up", "Coverage and cost"),
     ]
     (lost,) = of_kind(section_of(found, "silent"), "names")
     assert lost == ["lost"]
