@@ -23,6 +23,7 @@ from lightning_hooks.run_report.page import document, verdict_lines, write_healt
 from lightning_hooks.run_report.recorded import UNREADABLE
 from lightning_hooks.run_report.run import Run, read_run
 from lightning_hooks.run_report.verdict import judge
+from lightning_hooks.run_report.verify import lines as verification_lines
 from lightning_hooks.run_report.verify import verify
 from lightning_hooks.sinks.tab.answers import serve
 from lightning_hooks.trackers.console import show, visible
@@ -194,8 +195,8 @@ def _compare(options: argparse.Namespace) -> Done:
 
 def _verify(options: argparse.Namespace) -> Done:
     found = verify(_read(options.run_a), _read(options.run_b))
-    lines = json.dumps(found.document(), allow_nan=False, indent=1).splitlines() if options.json else found.lines()
-    return lines, int(found.outcome != "cured")
+    lines = json.dumps(found, allow_nan=False, indent=1).splitlines() if options.json else verification_lines(found)
+    return lines, int(found["outcome"] != "cured")
 
 
 def _check(options: argparse.Namespace) -> Done:
