@@ -135,9 +135,6 @@ ARGUMENTS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
         {
             "capsule": {"type": Path, "help": "the folder of the capsule, in lightning_hooks/capsules of the log directory"},
             "--model": {"required": True, "help": "a function that returns the model, as package.module:factory"},
-            "--data": {
-                "help": "the data set, or a function that returns it, as package.module:name; for a capsule without its batch"
-            },
         },
     ),
     "serve": (
@@ -205,29 +202,25 @@ def _check(options: argparse.Namespace) -> Done:
     found = checkpoints.check_checkpoint(options.checkpoint)
     if options.model is None:
         return found.lines(), int(found.wrong)
-    model, content = _made_by(options.model, "--model"), checkpoints.load_checkpoint(options.checkpoint)
+    model, content = _made_by(options.model), checkpoints.load_checkpoint(options.checkpoint)
     names = checkpoints.check_loaded(model, content)
     return [*found.lines(), *names.lines()], int(found.wrong or names.wrong)
 
 
-def _made_by(source: str, option: str) -> Any:
-    """What ``package.module:name`` names, called if it is a function or a class; the working directory is looked in first.
-
-    Args:
-        source: The name.
-        option: The option that it is given to, for messages.
+def _made_by(source: str) -> Any:
+    """What ``--model package.module:name`` names, called if it is a function or a class; the working directory comes first.
 
     Raises:
         ValueError: If it is no such name, or cannot be imported.
     """
     module, _, name = source.partition(":")
     if not (module and name):
-        raise ValueError(f"{option} must be package.module:name; got {source!r}.")
+        raise ValueError(f"--model must be package.module:name; got {source!r}.")
     sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{option} {source} cannot be imported: {error}.") from None
+        raise ValueError(f"--model {source} cannot be imported: {error}.") from None
     finally:
         sys.path.pop(0)
     from torch import nn
@@ -240,8 +233,7 @@ def _replay(options: argparse.Namespace) -> Done:
     from lightning_hooks.replay.command import replay
 
     capsule = read_capsule(options.capsule)
-    data = None if options.data is None else _made_by(options.data, "--data")
-    return replay(capsule, _made_by(options.model, "--model"), data)
+    return replay(capsule, _made_by(options.model))
 
 
 def _demo(options: argparse.Namespace) -> Done:

@@ -100,11 +100,6 @@ def cell(value: Any) -> Any:
     return value if value is None or isinstance(value, int) else str(value)
 
 
-def named(title: str, names: Sequence[str], most: int = 60) -> Block:
-    """Names under a heading, those beyond ``most`` counted."""
-    return {"title": title, "names": list(names[:most]), "more": max(len(names) - most, 0)}
-
-
 def fold(summary: str, blocks: Sequence[Block], is_open: bool = False) -> Block:
     """Blocks that can be folded, and are at first, unless they are open."""
     return {"fold": summary, "blocks": list(blocks), "open": is_open}

@@ -48,15 +48,11 @@ class Difference:
 
     @property
     def change(self) -> str:
-        """From the first to the second, in words."""
-        if self.a == self.b or (math.isnan(self.a) and math.isnan(self.b)):
-            return "same"
-        if not math.isfinite(self.a) or not math.isfinite(self.b):
-            return "not finite in A" if math.isfinite(self.b) else "not finite in B"
+        """From the first to the second, where both are finite and above zero, or shares."""
         if self.share:
             return f"{100 * (self.b - self.a):+.3g} points"
-        if self.a <= 0 or self.b <= 0:
-            return "zero in A" if self.a <= 0 else "zero in B"
+        if not (0 < self.a < math.inf and 0 < self.b < math.inf):
+            return DASH
         sign, factor = ("×", self.b / self.a) if self.b >= self.a else ("÷", self.a / self.b)  # noqa: RUF001  of arithmetic
         return f"{sign} {factor:.0f}" if 100 <= factor < 1e6 else f"{sign} {factor:.3g}"
 
@@ -111,7 +107,6 @@ def _and_more(found: Sequence[Any]) -> Card:
 
 
 def _numbers(run: Run, each: DrawnStatistic, epoch: int) -> dict[str, float]:
-    """One statistic at an epoch, of the names that have it."""
     values: dict[str, float] = {}
     for record in run.of(each.prefix):
         names, stats = record.columns.get(epoch, {}).get(each.table, ((), {}))
@@ -135,7 +130,6 @@ def _alerts(a: Run, b: Run) -> Iterator[Card]:
 
 
 def _curves(run: Run) -> dict[tuple[str, str], tuple[Block, list[float | None]]]:
-    """The curves of a run's page, by section and by heading and label."""
     found, heading = {}, ""
     for each in sections_of(run, MOST_DRAWN):
         for block in (block for card in each["cards"] for block in flat(card)):
@@ -179,7 +173,6 @@ OF_OPTIMIZERS = ("weight_decay", "momentum", "betas", "eps", "maximize")
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """How a run is set up: optimizers, then what its fit event says, monitors, layers."""
     found: dict[str, Any] = {"optimizers": run.fit.get("optimizers")}
     for group, rates in rates_by_group(run).items():
         known = [rate for rate in rates if not math.isnan(rate)]

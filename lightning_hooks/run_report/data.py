@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from lightning_hooks.declare.plain import TABLES
+from lightning_hooks.declare.kinds import capital, known_kind
+from lightning_hooks.judge.weights import record_of
 from lightning_hooks.plots.series import FRACTIONS
 from lightning_hooks.run_report.blocks import measured, numbers
 from lightning_hooks.run_report.recorded import MOST_DRAWN, STATISTICS, Run, chosen, number_of, severities
@@ -18,6 +19,7 @@ from lightning_hooks.run_report.training import loss_by_epoch, thinned
 from lightning_hooks.run_report.verdict import Course, Problem, Verdict, courses, judge
 
 MOST_NAMES = 9  # of sites of one problem
+AGAIN = "To make it again: lightning-hooks report RUN_DIR; to compare two runs: lightning-hooks compare RUN_A RUN_B."
 MOST_POINTS = 60  # of the loss in the list of runs
 Page = dict[str, Any]
 
@@ -49,13 +51,6 @@ def _entry(run: Run, verdict: Verdict, updated: float) -> Page:
 def whole(run: Run, updated: float, most: int = MOST_DRAWN) -> Page:
     """A run's page; the numbers of heat maps and of single curves are asked for one by one."""
     verdict = judge(run)
-    versions = (("lightning_hooks", "package"), ("torch", "torch"), ("Lightning", "lightning"))
-    made = ", ".join(f"{what} {run.fit[key]}" for what, key in versions if key in run.fit) or "lightning_hooks"
-    again = (
-        "To make it again: lightning-hooks report RUN_DIR; to compare two runs: lightning-hooks compare RUN_A RUN_B."
-        if run.fit
-        else ""
-    )
     started = f" Training started {run.fit['started']}." if "started" in run.fit else ""
     return {
         **(_entry(run, verdict, updated) if run.fit or run.monitors else {}),
@@ -63,8 +58,7 @@ def whole(run: Run, updated: float, most: int = MOST_DRAWN) -> Page:
         "verdicts": [{**_verdict(verdict), "details": list(verdict.details)}],
         "problems": [_problem(run, problem) for problem in verdict.problems],
         "sections": sections_of(run, most),
-        "tables": list(_tables(run)),
-        "footer": [text for text in (f"Made by {made}.{started}", again) if text],
+        "footer": [f"Made by lightning_hooks.{started}", *[AGAIN] * bool(run.fit)],
     }
 
 
@@ -77,12 +71,21 @@ def _short(problem: Problem) -> Page:
 
 
 def _problem(run: Run, problem: Problem) -> Page:
-    value, limit = measured(problem.first)
+    first = problem.first
+    best, others = first.causes[:1], first.causes[1:]  # the most likely cause, and the others that it may have
+    against = [text for cause in best for text in cause.evidence_against]
+    value, limit = measured(first)
+    record = record_of(problem.kind)
     return {
         **_short(problem),
-        **{name: getattr(problem, name) for name in ("headline", "seen_as", "when", "lasts", "advice", "rules", "record")},
-        **{name: getattr(problem, name) for name in ("evidence", "against")},
-        "probability": problem.first.probability,
+        **{name: getattr(problem, name) for name in ("when", "lasts", "advice")},
+        "headline": capital(first.headline),
+        "seen_as": capital(f"{first.measured} {first.of_samples}".strip()),
+        "rules": f"lightning-hooks explain {problem.kind}" if known_kind(problem.kind) else "",
+        "record": f"Its record: {record}." if record else "",
+        "evidence": [text for cause in best for text in cause.evidence_for],
+        "against": [*against, *(f"It may be another cause: {other.statement}" for other in others)],
+        "probability": first.probability,
         "sites": problem.sites[:MOST_NAMES],
         "others": max(len(problem.sites) - MOST_NAMES, 0),
         "consequences": problem.consequences[:MOST_NAMES],
@@ -110,15 +113,6 @@ def _curve_of(run: Run, problem: Problem) -> Page | None:
                     at_row = record.series(of, stat).names.index(alert.site)
                     return {"monitor": place, "table": of, "stat": stat, "row": at_row}
     return None
-
-
-def _tables(run: Run) -> Iterable[Page]:
-    """What can be drawn: a monitor's table with its statistics."""
-    for place, record in enumerate(run.monitors):
-        columns = next(reversed(record.columns.values()), {})
-        for of, (names, stats) in columns.items():
-            if stats and names and of in TABLES:
-                yield {"monitor": place, "prefix": record.prefix, "table": of, "stats": list(stats)}
 
 
 def heat(
@@ -167,12 +161,3 @@ def packed(values: np.ndarray) -> str:
     """Numbers row by row in Base64: the three upper bytes of each little-endian float32, which are four digits; NaN for none."""
     bits = np.where(np.isfinite(values), values, np.nan).astype("<f4").view("<u4") + np.uint32(0x80)
     return base64.b64encode(np.ascontiguousarray(bits).view(np.uint8).reshape(-1, 4)[:, 1:].tobytes()).decode()
-
-
-def names(run: Run, monitor: int, table: str, stat: str) -> list[str]:
-    """The layers that have a statistic; the place of each is its row.
-
-    Raises:
-        LookupError: If there is no such monitor.
-    """
-    return list(run.monitors[monitor].series(table, stat).names)

@@ -544,33 +544,6 @@ function drawn(blocks, page) {
   return nodes;
 }
 
-const pick = (label, options, value, change) => {
-  const select = h("select", { "aria-label": label, id: `pick ${label}`, onchange: (event) => change(Number(event.target.value)) },
-    options.map((text, i) => h("option", { value: i, selected: i === value }, text)));
-  return h("label", {}, label, select);
-};
-
-/** Any statistic of any layer: a heat map of all layers, or the curve of one. */
-const picked = { table: 0, stat: 0, row: 0, of: "" };
-function explorer(page) {
-  if (picked.of !== page.id) Object.assign(picked, { table: 0, stat: 0, row: 0, of: page.id });
-  const [bar, shown] = [h("div", { class: "bar" }), h("div")];
-  const draw = () => {
-    const from = page.tables[picked.table];
-    const key = { monitor: from.monitor, table: from.table, stat: from.stats[picked.stat] };
-    const curve = () => sync(shown, [curveOf(page, { ...key, row: picked.row })]);
-    sync(bar, [
-      pick("Table", page.tables.map((each) => `${each.prefix} ${each.table}`), picked.table, (value) => { Object.assign(picked, { table: value, stat: 0, row: 0 }); draw(); }),
-      pick("Statistic", from.stats, picked.stat, (value) => { Object.assign(picked, { stat: value, row: 0 }); draw(); }),
-      later(ask("names", { run: page.id, ...key }), (found) => pick("Layer", found.names, picked.row, (row) => { picked.row = row; curve(); })),
-      h("button", { onclick: curve }, "Curve"),
-      h("button", { onclick: () => sync(shown, heatOf(page, { ...key, caption: `${key.stat} of ${from.table}` })) }, "Heat map"),
-    ]);
-  };
-  draw();
-  return h("div", { class: "card" }, h("h3", {}, "Any other statistic"), bar, shown);
-}
-
 function verdictCard(verdict) {
   const letter = verdict.letter && h("p", {}, h("b", { class: verdict.letter.toLowerCase() }, `${verdict.letter}  `),
     embedded ? verdict.name : link({ run: place[verdict.letter.toLowerCase()] }, name(verdict.name)));
@@ -598,7 +571,6 @@ function pageNodes(page, now) {
     ...page.sections.map((each) => part(`section ${each.id}`, [page.id, each.id === "maps" && page.last, each], () => h("section", {},
       each.title && h("h2", { id: `section ${each.id}`, tabindex: -1 }, each.title),
       each.cards.map((blocks) => h("div", { class: "card" }, drawn(blocks, page)))))),
-    ...(!embedded && page.tables?.length ? [part("explorer", [page.id, page.last, page.tables], () => explorer(page))] : []),
     ...(page.footer ? [part("footer", page.footer, () => h("footer", {}, page.footer.map((text) => h("p", {}, text))))] : []),
   ];
 }

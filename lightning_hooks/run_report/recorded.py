@@ -215,11 +215,6 @@ class MonitorRecord:
         names = self.fields.get("silent")
         return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
-    @property
-    def observed(self) -> bool:
-        """Whether anything was; of a kind without tables that is taken to be so."""
-        return any(self.names.values()) or not self.names
-
     def limit(self, kind: str) -> float:
         """The limit of a kind of alert, as its alerts have it, else the usual one."""
         return limit_of(kind, (alert for alerts in self.alerts.values() for alert in alerts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from operator import itemgetter
 from types import SimpleNamespace
@@ -22,7 +22,6 @@ from lightning_hooks.run_report.blocks import (
     fold,
     line,
     measured,
-    named,
     number,
     percent,
     row,
@@ -36,13 +35,14 @@ from lightning_hooks.run_report.verdict import Course, courses
 
 NEEDS_MORE_THAN_ZERO = ("dead_fraction", "saturated_fraction", "nonfinite_fraction")
 SHOWN_MAPS = 3
+MOST_SILENT = 60  # names in a list
 OUTPUTS = {"mean": "mean", "std": "std", "zeros": "zero_fraction", "dead": "dead_fraction", "saturated": "saturated_fraction"}
 
 
 def sections_of(run: Run, most: int) -> list[dict[str, Any]]:
     """The sections of a run, without those that have nothing to show, and of too many layers ``most``."""
     made = [
-        section("alerts", "Alerts, in order of cause", _alerts(run, most)),
+        section("alerts", "Alerts, root causes first", _alerts(run, most)),
         section("training", "Loss and learning rate", training(run)),
         section("unusual", "Unusual batches", unusual(run)),
         section("gradients", "Gradient flow", (_gradients(run, record, most) for record in run.of("gradient_flow"))),
@@ -56,21 +56,11 @@ def sections_of(run: Run, most: int) -> list[dict[str, Any]]:
     return [found for found in made if found["cards"]]
 
 
-def in_order_of_cause(found: Iterable[Course]) -> list[Course]:
-    """Root causes, those that last and the most severe first, each with its consequences behind it."""
-    ordered = sorted(found, key=lambda course: (gravity(course.severity), not course.lasts, course.since))
-    places = {course.alert.name: place for place, course in reversed([*enumerate(ordered)])}
-
-    def behind_its_cause(placed: tuple[int, Course]) -> tuple[int, bool]:
-        place, course = placed
-        cause = place if course.alert.cause == course.alert.name else places.get(course.alert.cause, place)
-        return cause, cause != place
-
-    return [course for _, course in sorted(enumerate(ordered), key=behind_its_cause)]
-
-
 def _alerts(run: Run, most: int) -> Iterator[Card]:
-    found = in_order_of_cause(courses(run))
+    def order(course: Course) -> tuple[bool, int, bool, int]:
+        return bool(course.alert.cause), gravity(course.severity), not course.lasts, course.since
+
+    found = sorted(courses(run), key=order)
     left = len(found) - most // 2
     if found:
         drawn = {"alerts": [_course(run, course) for course in found[: most // 2]], "windows": len(run.epochs), "unit": run.unit}
@@ -105,7 +95,6 @@ def _when(record: MonitorRecord) -> str:
 
 
 def _of(kept: int, total: int, noun: str) -> Card:
-    """What to say of a list that is not whole."""
     return [{"text": f"{kept} of {total} {noun} are shown: those with an alert, and every so many of the others."}] * (kept < total)
 
 
@@ -244,7 +233,11 @@ def _silent(run: Run) -> Iterator[Card]:
     found["Parameters without a gradient"] = [
         site for each in parameters for site, stats in each.items() if stats.get("missing_steps") and not stats.get("steps")
     ]
-    lists = [named(f"{text} ({len(names)})", list(dict.fromkeys(names))) for text, names in found.items() if names]
+    known = {text: list(dict.fromkeys(names)) for text, names in found.items() if names}
+    lists = [
+        {"title": f"{text} ({len(names)})", "names": names[:MOST_SILENT], "more": max(len(names) - MOST_SILENT, 0)}
+        for text, names in known.items()
+    ]
     why = (
         "A module is silent if its hooks do not run: it is not used in forward, called as module.forward(x), replaced by a "
         "function (F.relu), frozen or detached, or compiled before the hooks were registered. Silent does not mean dead: it was "

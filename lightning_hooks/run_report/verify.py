@@ -127,7 +127,6 @@ def _losses(a: Run, b: Run) -> tuple[str, int | None, Losses, Losses]:
 
 
 def _validations(run: Run) -> list[float]:
-    """The validation losses that the last report holds, oldest first."""
     reports = (record.last for record in run.of("gradient_flow"))
     found = (report.loss.validations for report in reports if report is not None and report.loss is not None)
     return [_finite(validation.loss) for validation in next(found, ())]

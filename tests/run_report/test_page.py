@@ -33,7 +33,7 @@ def test_the_verdict_and_the_sections(page):
     assert verdict["headline"].startswith("Dead units at model.encoder.layers.0.attn.out_proj, since epoch 3")
     assert found["problems"][0]["advice"] == ("Try this",)
     assert [section["title"] for section in found["sections"]] == [
-        *("Alerts, in order of cause", "Gradient flow", "Outputs", "Over the epochs", "Clipping", "Silent"),
+        *("Alerts, root causes first", "Gradient flow", "Outputs", "Over the epochs", "Clipping", "Silent"),
         *("Model and set-up", "Coverage and cost"),
     ]
     (lost,) = of_kind(section_of(found, "silent"), "names")

@@ -139,7 +139,7 @@ def test_the_command(made: Make, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(run.path) for run in (a, b)]
     assert main(["verify", *paths]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "A  logs/a: Dead units, since epoch 0.",
+        "A  logs/a: Dead units at net.a, since epoch 0.",
         "B  logs/b: 4 epochs, no rule broken; the loss fell from 2.30 to 0.400.",
         "",
         "Gone (1):",

@@ -201,7 +201,6 @@ class BatchHashes(Tables):
             self._next = (self._next + 1) % SLOTS
 
     def _add_samples(self, batch: BatchTensors) -> None:
-        """Compare the samples of a batch with those of earlier ones."""
         found, known, column = sample_hashes(batch), self.samples, SampleHashColumn
         if found is None:
             return

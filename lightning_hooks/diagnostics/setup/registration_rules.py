@@ -115,7 +115,6 @@ class NotOptimized(Rule, kind="not_optimized"):
 
 
 def _trained_elements(report: GradientFlowReport) -> int:
-    """How many numbers require a gradient."""
     return sum(setup.elements for setup in report.setups.values() if setup.trains)
 
 

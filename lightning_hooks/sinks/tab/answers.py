@@ -69,7 +69,6 @@ ANSWERS: dict[str, Callable[[Runs, Query], dict[str, Any]]] = {
     "/heat": lambda runs, query: _data().heat(
         runs.run(query["run"])[0], *_of(query), row=int(query["row"]) if "row" in query else None
     ),
-    "/names": lambda runs, query: {"names": _data().names(runs.run(query["run"])[0], *_of(query))},
     "/compare": lambda runs, query: _compared(runs.run(query["a"])[0], runs.run(query["b"])[0]),
 }
 PATHS = (*STATIC, *ANSWERS)
