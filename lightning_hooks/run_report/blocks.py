@@ -1,7 +1,7 @@
 """What a page is made of: numbers as they are written, and blocks, plain JSON types; and the same as Markdown.
 
 A *block* is a mapping with one of these keys: ``text`` (a sentence), ``title`` (``name`` says that it is a layer's), ``facts``,
-``table``, ``names``, ``chart`` (curves over the windows), ``rows`` (layers on a common scale), ``map`` (a heat map),
+``table``, ``chart`` (curves over the windows), ``rows`` (layers on a common scale), ``map`` (a heat map),
 ``alerts``, ``fold`` (with ``blocks``). A section has cards, and a card has blocks.
 """
 
@@ -118,7 +118,6 @@ def flat(blocks: Iterable[Block]) -> Iterator[Block]:
 
 SIGNS = {"failed": "✖", "critical": "✖", "warning": "▲", "info": "●", "healthy": "✔", "unknown": "?"}
 SHOWN_EPOCHS = 10
-MOST_NAMES = 30
 PICTURES = ("rows", "map")
 
 
@@ -145,7 +144,6 @@ def _parts(page: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _says(card: Card) -> bool:
-    """Whether a card is more than pictures and the sentences that go with them."""
     others = [block for block in card if not any(key in block for key in PICTURES)]
     return len(others) == len(card) or any(set(block) != {"text"} for block in others)
 
@@ -197,11 +195,6 @@ def _list(texts: Iterable[str]) -> str:
     return "\n".join(f"- {_text(text)}" for text in texts)
 
 
-def _names(names: Sequence[str], more: int) -> str:
-    left = more + len(names) - MOST_NAMES
-    return ", ".join(map(_text, names[:MOST_NAMES])) + f" and {left} more" * (left > 0)
-
-
 def _text(text: str) -> str:
     return markdown_text(visible(text))
 
@@ -209,7 +202,6 @@ def _text(text: str) -> str:
 # How a block is written, by the first of these keys that it has; pictures are left out.
 _WRITERS: dict[str, Callable[[Block], str]] = {
     "text": lambda block: _text(block["text"]),
-    "names": lambda block: f"- {_text(block['title'])}: {_names(block['names'], block['more'])}",
     "title": lambda block: f"{_text(block['title'])}:",
     "facts": lambda block: _list(f"{what}: {value}" for what, value in block["facts"]),
     "table": lambda block: _table(**block["table"]),

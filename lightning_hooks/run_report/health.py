@@ -196,7 +196,6 @@ def _causes(alert: Alert) -> list[dict[str, Any]]:
 
 
 def _named(name: str) -> dict[str, str]:
-    """``kind at site`` in its parts."""
     kind, _, site = name.partition(" at ")
     return {"kind": kind, "site": site, "fingerprint": fingerprint_of(kind, site)}
 

@@ -146,7 +146,6 @@ def _json(value: Any) -> str:
 
 
 def _table(table: Mapping[str, Any]) -> dict[str, str]:
-    """A table of dataclasses by name as JSON by field, the names first."""
     fields = [field.name for field in dataclasses.fields(next(iter(table.values())))] if table else []
     columns = {"name": list(table), **{field: list(map(attrgetter(field), table.values())) for field in fields}}
     return {field: _column(values, field) for field, values in columns.items()}

@@ -522,7 +522,6 @@ function heatOf(page, { caption, ...key }) {
 /** How each kind of block is drawn; of those of a block, the first. */
 const BLOCKS = {
   text: ({ text }) => soft(text),
-  names: ({ title, names, more }) => [h("h3", {}, title), h("p", {}, listed(names), more > 0 && ` and ${more} more`)],
   title: (block) => h("h3", {}, block.name ? name(block.title) : block.title),
   facts: ({ facts }) => h("div", { class: "facts" }, facts.map(([what, value]) => h("div", {}, h("b", {}, value), h("span", {}, what)))),
   table: (block) => table(block.table),

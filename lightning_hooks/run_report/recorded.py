@@ -209,12 +209,6 @@ class MonitorRecord:
         """The names in each table of the last report."""
         return {table: tuple(self.fields[table]["name"]) for table in TABLES if is_table(self.fields.get(table))}
 
-    @property
-    def silent(self) -> list[str]:
-        """What the last report could not measure, since no hook ran."""
-        names = self.fields.get("silent")
-        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-
     def limit(self, kind: str) -> float:
         """The limit of a kind of alert, as its alerts have it, else the usual one."""
         return limit_of(kind, (alert for alerts in self.alerts.values() for alert in alerts))

@@ -35,7 +35,6 @@ from lightning_hooks.run_report.verdict import Course, courses
 
 NEEDS_MORE_THAN_ZERO = ("dead_fraction", "saturated_fraction", "nonfinite_fraction")
 SHOWN_MAPS = 3
-MOST_SILENT = 60  # names in a list
 OUTPUTS = {"mean": "mean", "std": "std", "zeros": "zero_fraction", "dead": "dead_fraction", "saturated": "saturated_fraction"}
 
 
@@ -49,7 +48,6 @@ def sections_of(run: Run, most: int) -> list[dict[str, Any]]:
         section("outputs", "Outputs", (_outputs(run, record, most) for record in run.of("features"))),
         section("maps", f"Over the {run.window}s", _maps(run)),
         *(section(each.title.lower(), each.title, _declared(run, each, most)) for each in SECTIONS),
-        section("silent", "Silent", _silent(run)),
         section("model", "Model and set-up", model(run, most)),
         section("coverage", "Coverage and cost", _coverage(run)),
     ]
@@ -204,7 +202,6 @@ def _declared(run: Run, each: Section, most: int) -> Iterator[Card]:
 
 
 def _finite(value: Any) -> Any:
-    """A value of the run's file with the numbers that JSON has no words for."""
     if isinstance(value, list):
         return [_finite(inner) for inner in value]
     return NONFINITE.get(value, value) if isinstance(value, str) else value
@@ -224,42 +221,18 @@ def _panel(record: MonitorRecord, panel: Panel, known: Mapping[str, Sequence[flo
     return chart("", epochs, record.unit, lines, kind="share" if share else panel.kind, height=90 if share else 170)
 
 
-def _silent(run: Run) -> Iterator[Card]:
-    found = {
-        text: [site for record in run.of(prefix) for site in record.silent]
-        for prefix, text in (("features", "Never called in a sampled batch"), ("gradient_flow", "Reached by no gradient"))
-    }
-    parameters = [record.rows("parameters") for record in run.of("gradient_flow")]
-    found["Parameters without a gradient"] = [
-        site for each in parameters for site, stats in each.items() if stats.get("missing_steps") and not stats.get("steps")
-    ]
-    known = {text: list(dict.fromkeys(names)) for text, names in found.items() if names}
-    lists = [
-        {"title": f"{text} ({len(names)})", "names": names[:MOST_SILENT], "more": max(len(names) - MOST_SILENT, 0)}
-        for text, names in known.items()
-    ]
-    why = (
-        "A module is silent if its hooks do not run: it is not used in forward, called as module.forward(x), replaced by a "
-        "function (F.relu), frozen or detached, or compiled before the hooks were registered. Silent does not mean dead: it was "
-        "not measured."
-    )
-    if lists:
-        yield [*lists, {"text": why}]
-
-
 def _coverage(run: Run) -> Iterator[Card]:
-    """What each monitor recorded, how much of training that is, and what it takes."""
     cells = [
         (
             f"{record.prefix} ({record.modules})",
             " + ".join(str(len(names)) for names in record.names.values()) or None,
-            len(record.silent),
+            len(silent) if isinstance(silent, list) else 0,
             f"{sampled} of {batches}" if batches else "every step",
             len(record.epochs),
             percent(number_of(record.fields.get("overhead"))),
         )
         for record in run.monitors
-        for sampled, batches in [map(record.fields.get, ("sampled_batches", "batches"))]
+        for sampled, batches, silent in [map(record.fields.get, ("sampled_batches", "batches", "silent"))]
     ]
     why = (
         f"Batches: how many of the last {run.window}'s batches were sampled. What happens between two of them shows only if its "

@@ -118,7 +118,7 @@ def test_the_module_can_be_run_where_the_terminal_knows_ascii_only(make_run):
 
 
 def test_markdown_says_the_same(make_run):
-    run = read_run(make_run(silent=("lost",)))
+    run = read_run(make_run())
     text = health_markdown(run)
     first, _, verdict, *_ = text.splitlines()
     assert first == "# Health report: Net · logs/run"
@@ -128,12 +128,10 @@ def test_markdown_says_the_same(make_run):
         "## Gradient flow",
         "## Outputs",
         "## Clipping",
-        "## Silent",
         "## Coverage and cost",
         "**What to try:**",
     ):
         assert part in text
-    assert "- Never called in a sampled batch (1): lost" in text
     assert "| 0-AdamW | 20 | 80 % |" in text
 
 

@@ -101,7 +101,6 @@ def sample_hashes(batch: BatchTensors) -> tuple[Tensor, Tensor] | None:
 
 
 def _different(values: Tensor) -> Tensor:
-    """How many different numbers there are, shape ``()``."""
     return (values.sort().values.diff() != 0).sum() + 1
 
 

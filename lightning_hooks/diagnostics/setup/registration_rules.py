@@ -162,7 +162,6 @@ class Shared(Rule, kind="shared"):
 
 
 def _shapes(report: GradientFlowReport, names: Sequence[str]) -> str:
-    """The shapes of tensors: ``5x64, 5``; of many the first three."""
     shapes = ["x".join(map(str, report.model_setup.foreign[name])) or "1" for name in names]
     return ", ".join(shapes[:3]) + ", …" * (len(shapes) > 3)
 
