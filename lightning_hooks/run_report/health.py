@@ -117,7 +117,6 @@ class Health:
             "samples": list(alert.samples),
             "value": to_plain(alert.value) if measured else None,
             "limit": to_plain(alert.threshold) if measured else None,
-            "record": self._record(alert),
             "message": None if quotes else alert.message,
             "causes": _causes(alert),
             "remedies": [{**to_plain(remedy), "text": remedy.text} for remedy in alert.remedies] + in_words,
@@ -126,18 +125,6 @@ class Health:
             "consequences": [_named(name) for name in follow[:MOST_SITES]],
             "consequences_left_out": len(follow[MOST_SITES:]),
         }
-
-    def _record(self, alert: Alert) -> dict[str, Any]:
-        """What the last reports hold of a site by the name of their field, and of the kind or the site under its own name."""
-        found: dict[str, Any] = {}
-        for watched in self.watched:
-            for name, value in _fields(watched.report).items():
-                named = value if name in (alert.kind, alert.site) else None
-                of_site = value.get(alert.site, named) if isinstance(value, dict) else named
-                if dataclasses.is_dataclass(of_site):
-                    plain = to_plain(of_site)
-                    found.setdefault(name, {key: plain[key] for key in plain if key not in ("id", "recent")})
-        return found
 
 
 def ending_of(end: Mapping[str, Any] | None) -> str:
