@@ -95,7 +95,7 @@ def _largest_differences(a: Run, b: Run) -> dict[str, Any]:
         (one.name, one.what, *((percent if one.share else number)(value) for value in (one.a, one.b)), one.change)
         for one in largest[:MOST]
     ]
-    card = [table(("layer", "of it", "A", "B", "A to B"), cells) if cells else {"text": SAME}]
+    card: Card = [table(("layer", "of it", "A", "B", "A to B"), cells) if cells else {"text": SAME}]
     return section("differences", f"Largest differences, {a.unit} {max(both)}", [[*card, *_and_more(largest)]])
 
 
