@@ -105,8 +105,8 @@ def train(setup: Setup, epochs: int, log_dir: Path, name: str) -> Path:
 def read_health(run: Path) -> dict[str, Any]:
     """The content of health.json, if its version is known."""
     health = json.loads((run / "lightning_hooks" / "health.json").read_text(encoding="utf-8"))
-    if health["schema_version"] != 2:
-        raise SystemExit(f"health.json has schema_version {health['schema_version']}; this program reads version 2.")
+    if health["schema_version"] != 3:
+        raise SystemExit(f"health.json has schema_version {health['schema_version']}; this program reads version 3.")
     return health
 
 
@@ -116,26 +116,15 @@ def root_cause(health: dict[str, Any]) -> dict[str, Any] | None:
     return next((alert for alert in serious if not any(cause["fingerprint"] for cause in alert["causes"])), None)
 
 
-def with_names(text: str, names: list[str]) -> str:
-    """A sentence with the names filled in."""
-    for number, name in enumerate(names):
-        text = text.replace(f"{{{number}}}", name)
-    return text
-
-
 def describe(alert: dict[str, Any]) -> list[str]:
     """An alert as text for people."""
-
-    def whole(text: str) -> str:
-        return with_names(text, alert["names"])
-
     lines = [f"[{alert['severity']}] {alert['kind']} at {alert['site']}, from step {alert['first']['step']} on"]
-    lines += [f"seen: {whole(alert['message'])}"] if alert["message"] else []
+    lines += [f"seen: {alert['message']}"] if alert["message"] else []
     for cause in alert["causes"]:
-        lines += [f"cause: {whole(cause['text'])}"] if cause["text"] else []
-        lines += [f"  for it: {whole(text)}" for text in cause.get("for", ())]
-        lines += [f"  against it: {whole(text)}" for text in cause.get("against", ())]
-    lines += [f"try: {whole(remedy['text'])}" for remedy in alert["remedies"]]
+        lines += [f"cause: {cause['text']}"] if cause["text"] else []
+        lines += [f"  for it: {text}" for text in cause.get("for", ())]
+        lines += [f"  against it: {text}" for text in cause.get("against", ())]
+    lines += [f"try: {remedy['text']}" for remedy in alert["remedies"]]
     lines += [f"code: {line}" for line in (alert["created_at"], alert["defined_at"]) if line][:1]
     return lines
 
@@ -181,7 +170,7 @@ def main() -> int:
             continue
         found = verify(first, train(repaired, epochs, options.log_dir, "after"))
         loss = found["loss"]
-        print(f"{with_names(remedy['text'], problem['names'])}")
+        print(remedy["text"])
         print(f"    {found['outcome']}; loss {loss['a']['last']} before, {loss['b']['last']} now.")
         for reason in found["reasons"]:
             print(f"    {reason}")

@@ -17,13 +17,13 @@ from typing import Any
 from lightning_hooks.alerts.explain import explain
 from lightning_hooks.run_report.blocks import markdown
 from lightning_hooks.run_report.compare import compare
-from lightning_hooks.run_report.data import compared
 from lightning_hooks.run_report.health import health_of
 from lightning_hooks.run_report.lines import write_whole
 from lightning_hooks.run_report.page import document, verdict_lines, write_health
 from lightning_hooks.run_report.recorded import UNREADABLE
 from lightning_hooks.run_report.run import Run, read_run
 from lightning_hooks.run_report.verdict import judge
+from lightning_hooks.run_report.verify import lines as verification_lines
 from lightning_hooks.run_report.verify import verify
 from lightning_hooks.sinks.tab.answers import serve
 from lightning_hooks.trackers.console import show, visible
@@ -31,8 +31,8 @@ from lightning_hooks.trackers.console import show, visible
 # --fail-on to the statuses with which report returns 1.
 FAILS = {"warning": ("warning", "critical", "failed"), "critical": ("critical", "failed")}
 
-# The sections of a comparison that compare prints; the page has curves and layers too.
-PRINTED = ("set-up", "differences", "alerts", "only")
+# The sections of a comparison that compare prints; the page has curves too.
+PRINTED = ("set-up", "differences", "alerts")
 
 OF_RUNS = ("report", "compare", "verify")  # the commands that read the files of runs
 Done = tuple[Iterable[str], int]  # what a command prints, and what it returns
@@ -95,7 +95,6 @@ ARGUMENTS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
         {
             "run_a": {"type": Path, "help": "the log directory of the first run"},
             "run_b": {"type": Path, "help": "the log directory of the second run"},
-            "--epoch": {"type": int, "help": "the epoch to compare at (default: the last one that both runs have)"},
             "--output": {
                 "type": Path,
                 "help": "the HTML file to write (default: compare.html in the folder of the second run's reports)",
@@ -136,9 +135,6 @@ ARGUMENTS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
         {
             "capsule": {"type": Path, "help": "the folder of the capsule, in lightning_hooks/capsules of the log directory"},
             "--model": {"required": True, "help": "a function that returns the model, as package.module:factory"},
-            "--data": {
-                "help": "the data set, or a function that returns it, as package.module:name; for a capsule without its batch"
-            },
         },
     ),
     "serve": (
@@ -186,9 +182,9 @@ def _report(options: argparse.Namespace) -> Done:
 
 
 def _compare(options: argparse.Namespace) -> Done:
-    found = compare(_read(options.run_a), _read(options.run_b), options.epoch)
-    page = compared(found)
-    path = write_whole(options.output or found.b.path / "compare.html", document(page, markdown(page)))
+    a, b = _read(options.run_a), _read(options.run_b)
+    page = compare(a, b)
+    path = write_whole(options.output or b.path / "compare.html", document(page, markdown(page)))
     printed = [section for section in page["sections"] if section["id"] in PRINTED]
     text = re.sub(r"\\([\W_])", r"\1", markdown({**page, "sections": printed}))  # names as they are: a terminal shows no markup
     return [*unescape(text).splitlines(), "", f"Written: {path}"], 0
@@ -196,8 +192,8 @@ def _compare(options: argparse.Namespace) -> Done:
 
 def _verify(options: argparse.Namespace) -> Done:
     found = verify(_read(options.run_a), _read(options.run_b))
-    lines = json.dumps(found.document(), allow_nan=False, indent=1).splitlines() if options.json else found.lines()
-    return lines, int(found.outcome != "cured")
+    lines = json.dumps(found, allow_nan=False, indent=1).splitlines() if options.json else verification_lines(found)
+    return lines, int(found["outcome"] != "cured")
 
 
 def _check(options: argparse.Namespace) -> Done:
@@ -206,29 +202,25 @@ def _check(options: argparse.Namespace) -> Done:
     found = checkpoints.check_checkpoint(options.checkpoint)
     if options.model is None:
         return found.lines(), int(found.wrong)
-    model, content = _made_by(options.model, "--model"), checkpoints.load_checkpoint(options.checkpoint)
+    model, content = _made_by(options.model), checkpoints.load_checkpoint(options.checkpoint)
     names = checkpoints.check_loaded(model, content)
     return [*found.lines(), *names.lines()], int(found.wrong or names.wrong)
 
 
-def _made_by(source: str, option: str) -> Any:
-    """What ``package.module:name`` names, called if it is a function or a class; the working directory is looked in first.
-
-    Args:
-        source: The name.
-        option: The option that it is given to, for messages.
+def _made_by(source: str) -> Any:
+    """What ``--model package.module:name`` names, called if it is a function or a class; the working directory comes first.
 
     Raises:
         ValueError: If it is no such name, or cannot be imported.
     """
     module, _, name = source.partition(":")
     if not (module and name):
-        raise ValueError(f"{option} must be package.module:name; got {source!r}.")
+        raise ValueError(f"--model must be package.module:name; got {source!r}.")
     sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{option} {source} cannot be imported: {error}.") from None
+        raise ValueError(f"--model {source} cannot be imported: {error}.") from None
     finally:
         sys.path.pop(0)
     from torch import nn
@@ -241,8 +233,7 @@ def _replay(options: argparse.Namespace) -> Done:
     from lightning_hooks.replay.command import replay
 
     capsule = read_capsule(options.capsule)
-    data = None if options.data is None else _made_by(options.data, "--data")
-    return replay(capsule, _made_by(options.model, "--model"), data)
+    return replay(capsule, _made_by(options.model))
 
 
 def _demo(options: argparse.Namespace) -> Done:

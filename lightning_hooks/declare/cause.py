@@ -143,6 +143,11 @@ class CauseEvidence:
             self.strengths.append(strength)
             (self.cons if strength in (AGAINST, EXCLUDES) else self.pros).append(text)
 
+    def add_all(self, *evidence: tuple[bool, str, str]) -> None:
+        """Enter several pieces, each as :meth:`add` does."""
+        for holds, strength, text in evidence:
+            self.add(holds, strength, text)
+
 
 Judgement = tuple[str, Sequence[Remedy]] | None  # a cause in a sentence, and its remedies; None where it does not apply
 

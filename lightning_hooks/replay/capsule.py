@@ -28,26 +28,13 @@ from lightning_hooks.declare.warn import Once, info
 from lightning_hooks.hooks.generators import Generators
 from lightning_hooks.hooks.tensors import copied, tensors_in
 from lightning_hooks.replay.blame import Blame
-from lightning_hooks.replay.ring import Ring, StepEvidence
+from lightning_hooks.replay.ring import BatchUnderWay
 from lightning_hooks.run_report.lines import FOLDER
 
 VERSION = 4
-UNKNOWN = "unknown"
-CAPSULE, TENSORS, STATE, SKIP_ROWS = "capsule.json", "tensors.pt", "state.pt", "skip_rows.json"
+CAPSULE, TENSORS, STATE = "capsule.json", "tensors.pt", "state.pt"
 _MB = 1_000_000
 _GOES_ON = "Training goes on, and this warning is shown once."
-
-
-@dataclass(frozen=True, slots=True)
-class CapsuleMoment:
-    """What a capsule is written of."""
-
-    kind: str  # nonfinite, error, or the kind of an alert about a single step
-    evidence: StepEvidence  # of the batch, or of the guilty micro-batch
-    batch: Any = None  # it, as training_step was given it; None where it is not at hand
-    rest: tuple[Sequence[Any], Mapping[str, Any]] = ((), {})  # the other arguments of training_step
-    found: Blame | None = None  # what running the step again has shown; None where it was not run again
-    buffers: Sequence[tuple[str, Tensor]] = ()  # by name, with their values before the forward pass
 
 
 @dataclass(slots=True)
@@ -60,37 +47,52 @@ class CapsuleWriter:
     written: set[str] = field(default_factory=set)  # the kinds that are written, also before the run was resumed
     _warn_once: Once = field(default_factory=Once)
 
-    def write(self, host: Host, moment: CapsuleMoment, ring: Ring, with_state: bool) -> None:
+    def write(
+        self,
+        host: Host,
+        kind: str,
+        guilty: BatchUnderWay,
+        found: Blame | None,
+        buffers: Sequence[tuple[str, Tensor]],
+        with_state: bool,
+    ) -> None:
         """Write a capsule, unless one of the kind was written.
 
-        The state is written ``with_state``: where the model and the optimizers are as they were when the step was taken.
+        Args:
+            host: The training loop.
+            kind: ``nonfinite``, ``error``, or the kind of an alert about a single step.
+            guilty: The batch, or the guilty micro-batch.
+            found: What running the step again has shown; None where it was not run again.
+            buffers: By name, with their values before the forward pass.
+            with_state: Whether the model and the optimizers are as they were when the step was taken, so that they are written.
         """
         folder = self._folder(host)
-        if moment.kind in self.written or folder is None:
+        if kind in self.written or folder is None:
             return
-        self.written.add(moment.kind)
+        self.written.add(kind)
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         rank = f"-rank{torch.distributed.get_rank()}" if distributed and host.setup.world_size > 1 else ""
-        path = folder / f"{moment.kind}-step{moment.evidence.step}{rank}"
+        step = guilty.evidence.step
+        path = folder / f"{kind}-step{step}{rank}"
         partial = path.with_name(f"{path.name}.partial")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(mode=0o700)
             partial.chmod(0o700)  # whatever the umask
-            self._fill(partial, host, moment, ring, with_state)
+            self._fill(partial, host, kind, guilty, found, buffers, with_state)
             for file in partial.iterdir():
                 file.chmod(0o600)
             shutil.rmtree(path, ignore_errors=True)
             partial.rename(path)
         except Exception as error:  # noqa: BLE001  of the disk; the run goes on
             shutil.rmtree(partial, ignore_errors=True)
-            what = f"The capsule of step {moment.evidence.step} could not be written to {path}"
+            what = f"The capsule of step {step} could not be written to {path}"
             self._warn_once(f"{what}: {type(error).__name__}: {error}. {_GOES_ON}")
             return
-        samples = "It holds training samples." if moment.batch is not None and self.where != "rows" else "It holds no samples."
+        samples = "It holds training samples." if guilty.batch is not None and self.where != "rows" else "It holds no samples."
         how = f"lightning-hooks replay {path} --model package.module:factory"
-        info(f"A capsule of step {moment.evidence.step} is in {path}. {samples} To run the step again: {how}")
+        info(f"A capsule of step {step} is in {path}. {samples} To run the step again: {how}")
 
     def _folder(self, host: Host) -> Path | None:
         if self.where not in ("auto", "rows"):
@@ -98,13 +100,22 @@ class CapsuleWriter:
         folder = None if self.report_dir is False else host.files.folder(self.report_dir)
         return None if folder is None else folder / FOLDER / "capsules"
 
-    def _fill(self, folder: Path, host: Host, moment: CapsuleMoment, ring: Ring, with_state: bool) -> None:
+    def _fill(
+        self,
+        folder: Path,
+        host: Host,
+        kind: str,
+        guilty: BatchUnderWay,
+        found: Blame | None,
+        buffers: Sequence[tuple[str, Tensor]],
+        with_state: bool,
+    ) -> None:
         left_out: list[str] = []
-        given = self._given(moment, left_out)
+        evidence, given = guilty.evidence, self._given(guilty, left_out)
         tensors = {
             "given": given,
-            "generators": generators_stored(moment.evidence.generators),
-            "before": {name: value.cpu().clone() for name, value in moment.buffers if name},
+            "generators": generators_stored(evidence.generators),
+            "before": {name: value.cpu().clone() for name, value in buffers if name},
         }
         torch.save(tensors, folder / TENSORS)
         state = _state(host) if with_state else {}
@@ -112,43 +123,40 @@ class CapsuleWriter:
             left_out.append(f"the model's state: the capsule would be larger than max_capsule_mb={self.max_mb:g}")
         elif state:
             torch.save(state, folder / STATE)
-        evidence = moment.evidence
         scaler = host.loss_scaling.scaler
         samples = list(evidence.rows.samples()) if evidence.rows else []
-        bad = list(moment.found.samples) if moment.found is not None else samples
         record = {
             "format": "lightning_hooks capsule",
             "version": VERSION,
-            "kind": moment.kind,
+            "kind": kind,
             **{name: getattr(evidence, name) for name in ("epoch", "batch", "step")},
             "model": f"{type(host.model).__module__}.{type(host.model).__qualname__}",
             "device": str(host.setup.device),
             "loop": dict(host.setup.description),
             "accumulation": host.loss_scaling.accumulation,
             "loss_scale": None if scaler is None or with_state is False else float(scaler.get_scale()),
-            "versions": versions(),
+            "versions": {
+                "python": platform.python_version(),
+                **{name: version_of(name) for name in ("torch", "numpy", "lightning-hooks", "lightning")},
+            },
             "samples": samples,
-            "bad_samples": bad,
+            "bad_samples": samples if found is None else found.samples,
             "batch_at_hand": given is not None and given["batch"] is not None,
-            "blame": None if moment.found is None else moment.found.record(),
-            "before": ring.state(),
+            "blame": None if found is None else found.record(),
             "left_out": left_out,
         }
         (folder / CAPSULE).write_text(json.dumps(to_plain(record), default=str), encoding="utf-8")
-        (folder / SKIP_ROWS).write_text(json.dumps({"rows": bad}), encoding="utf-8")
 
-    def _given(self, moment: CapsuleMoment, left_out: list[str]) -> dict[str, Any] | None:
-        known = moment.batch is not None and self.where != "rows"
+    def _given(self, guilty: BatchUnderWay, left_out: list[str]) -> dict[str, Any] | None:
+        known = guilty.batch is not None and self.where != "rows"
         if not known:
             left_out.append("the batch: " + ("capsule='rows'" if self.where == "rows" else "it was not at hand (see keep_batches)"))
         try:
-            args, kwargs = moment.rest
-            found: dict[str, Any] = to_stored(
-                {"batch": moment.batch if known else None, "args": list(args), "kwargs": dict(kwargs)}
-            )
+            args, kwargs = guilty.rest
+            found: dict[str, Any] = to_stored({"batch": guilty.batch if known else None, "args": list(args), "kwargs": kwargs})
         except NotStorableError as error:
             left_out.append(f"the batch: it holds {error}")
-            what = f"The batch of step {moment.evidence.step} holds {error}, and is not in its capsule, which names its samples."
+            what = f"The batch of step {guilty.evidence.step} holds {error}, and is not in its capsule, which names its samples."
             self._warn_once(f"{what} {_GOES_ON}")
             return None
         if _size(found) > self.max_mb * _MB:
@@ -224,18 +232,12 @@ def _state(host: Host) -> dict[str, Tensor]:
     return {name: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for name, t in found.items()}
 
 
-def versions() -> dict[str, str]:
-    """The versions of what a step depends on, by name."""
-    found = {name: version_of(name) for name in ("lightning-hooks", "lightning")}
-    return {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, **found}
-
-
 def version_of(package: str) -> str:
     """The version of a package that is installed; else ``unknown``."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return UNKNOWN
+        return "unknown"
 
 
 DEEPEST = 16

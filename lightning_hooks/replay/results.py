@@ -94,7 +94,12 @@ class ReplayResults:
             consequences; None without one.
         """
         step = self.bad_step
-        affected = [(place, alert) for place, report in enumerate(window.reports) for alert in report.alerts if _is_lost(alert)]
+        affected = [
+            (place, alert)
+            for place, report in enumerate(window.reports)
+            for alert in report.alerts
+            if kind_of(alert.kind).about == "nonfinite" and alert.severity != "info"
+        ]
         known = [(rank, shown) for rank, shown in self._by_rank() if shown.blame.step is not None]
         if step is None or not window.reports:
             return None
@@ -143,7 +148,3 @@ class ReplayResults:
         if alert.kind == "loss_nonfinite":  # every batch is looked at: in an earlier one the loss was finite
             found = [(rank, shown) for rank, shown in found if shown.batch == alert.batch]
         return [(rank, shown) for rank, shown in found if shown.blame.reproduced] or found[:1]
-
-
-def _is_lost(alert: Alert) -> bool:
-    return kind_of(alert.kind).about == "nonfinite" and alert.severity != "info"

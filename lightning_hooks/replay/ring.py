@@ -36,6 +36,18 @@ class StepEvidence:
     nbytes: int = _ENTRY  # how much memory it takes, without the states
 
 
+@dataclass(slots=True)
+class BatchUnderWay:
+    """The training batch under way, from its start to its end."""
+
+    evidence: StepEvidence
+    batch: Any = None  # as training_step was given it
+    rest: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # its other arguments
+    loss: Tensor | None = None  # as it came to backward
+    returned: Tensor | None = None  # as it was returned, where that is known
+    in_forward: bool = False
+
+
 class Ring:
     """The evidence of the last batches, the newest last."""
 
@@ -63,13 +75,6 @@ class Ring:
         found = [e for e in self._entries if e.step == until.step and e.epoch == until.epoch and e.batch <= until.batch]
         flags = torch.stack([torch.as_tensor(e.flag) for e in found]).tolist() if found else []  # one wait for all
         return next((entry for entry, bad in zip(found, flags, strict=True) if bad), until)
-
-    def state(self) -> list[dict[str, Any]]:
-        """The batches in plain types."""
-        return [
-            {"epoch": e.epoch, "batch": e.batch, "step": e.step, "samples": list(e.rows.samples()) if e.rows else None}
-            for e in list(self._entries)[-STEPS:]
-        ]
 
 
 class ChangedBuffers:

@@ -220,7 +220,6 @@ def _refill(value: Any, entries: list[Any]) -> None:
 
 
 def _version(tensor: Tensor) -> int:
-    """How often a tensor was changed in place, as far as torch counts it."""
     with torch._C.DisableTorchFunctionSubclass():
         return 0 if tensor.is_inference() else tensor._version
 

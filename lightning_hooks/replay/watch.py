@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,25 +22,13 @@ from lightning_hooks.hooks.generators import GeneratorWatch
 from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hooks.tensors import number
 from lightning_hooks.replay.blame import Blame, blame, describe_inputs
-from lightning_hooks.replay.capsule import CapsuleMoment, CapsuleWriter
+from lightning_hooks.replay.capsule import CapsuleWriter
 from lightning_hooks.replay.rerun import StepRerun
 from lightning_hooks.replay.results import ReplayResults
-from lightning_hooks.replay.ring import ChangedBuffers, Ring, StepEvidence
+from lightning_hooks.replay.ring import BatchUnderWay, ChangedBuffers, Ring, StepEvidence
 from lightning_hooks.replay.rows import rows_of
 
 FEW = 1 << 16  # elements of the gradients that are looked at after each micro-batch
-
-
-@dataclasses.dataclass(slots=True)
-class BatchUnderWay:
-    """The training batch under way, from its start to its end."""
-
-    evidence: StepEvidence
-    batch: Any = None  # as training_step was given it
-    rest: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # its other arguments
-    loss: Tensor | None = None  # as it came to backward
-    returned: Tensor | None = None  # as it was returned, where that is known
-    in_forward: bool = False
 
 
 def _guarded(event: Callable[..., None]) -> Callable[..., None]:
@@ -264,11 +251,8 @@ class StepWatch:
 
     def _write(self, guilty: BatchUnderWay, kind: str, found: Blame | None) -> None:
         if self.writer is not None:
-            before_update = self._on_host and kind == "nonfinite"
-            known = guilty is self.now or guilty in self._recent or bool(guilty.evidence.flag)
-            batch = guilty.batch if known else None
-            moment = CapsuleMoment(kind, guilty.evidence, batch, guilty.rest, found, self._buffers.named(self._host.model))
-            self.writer.write(self._host, moment, self.ring, with_state=before_update)
+            buffers, before_update = self._buffers.named(self._host.model), self._on_host and kind == "nonfinite"
+            self.writer.write(self._host, kind, guilty, found, buffers, with_state=before_update)
 
     # What alerts say of it.
 

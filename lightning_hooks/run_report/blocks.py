@@ -1,7 +1,7 @@
 """What a page is made of: numbers as they are written, and blocks, plain JSON types; and the same as Markdown.
 
 A *block* is a mapping with one of these keys: ``text`` (a sentence), ``title`` (``name`` says that it is a layer's), ``facts``,
-``table``, ``names``, ``chart`` (curves over the windows), ``rows`` (layers on a common scale), ``map`` (a heat map),
+``table``, ``chart`` (curves over the windows), ``rows`` (layers on a common scale), ``map`` (a heat map),
 ``alerts``, ``fold`` (with ``blocks``). A section has cards, and a card has blocks.
 """
 
@@ -37,15 +37,6 @@ def percent(value: float | None) -> str:
     return f"{shown} %"
 
 
-def seconds(value: float) -> str:
-    """A finite duration in the unit that suits it."""
-    if value < 1:
-        return f"{1000 * value:.3g} ms"
-    if value < 120:
-        return f"{value:.3g} s"
-    return f"{value / 60:.3g} min" if value < 7200 else f"{value / 3600:.3g} h"
-
-
 def measured(alert: Alert) -> tuple[str, str]:
     """An alert's value and its limit in the unit of its kind; empty where there is nothing to measure."""
     known = known_kind(alert.kind)
@@ -77,11 +68,9 @@ def line(label: str, values: Iterable[float], top: Iterable[float] | None = None
     return {"label": label, "values": numbers(values), **({} if top is None else {"top": numbers(top)}), **how}
 
 
-def row(
-    name: str, value: float, low: float | None = None, high: float | None = None, other: float | None = None, **more: str
-) -> Block:
-    """A line of :func:`rows`: a value, the ends of a band, another run's value; ``severity``, ``note``, ``shown`` and ``title``."""
-    values = {"value": value, "low": low, "high": high, "other": other}
+def row(name: str, value: float, low: float | None = None, high: float | None = None, **more: str) -> Block:
+    """A line of :func:`rows`: a value, the ends of a band; ``severity``, ``note`` and ``title``."""
+    values = {"value": value, "low": low, "high": high}
     plain = {key: numbers([found])[0] for key, found in values.items() if found is not None}
     return {"name": name, **plain, **{key: text for key, text in more.items() if text}}
 
@@ -111,11 +100,6 @@ def cell(value: Any) -> Any:
     return value if value is None or isinstance(value, int) else str(value)
 
 
-def named(title: str, names: Sequence[str], most: int = 60) -> Block:
-    """Names under a heading, those beyond ``most`` counted."""
-    return {"title": title, "names": list(names[:most]), "more": max(len(names) - most, 0)}
-
-
 def fold(summary: str, blocks: Sequence[Block], is_open: bool = False) -> Block:
     """Blocks that can be folded, and are at first, unless they are open."""
     return {"fold": summary, "blocks": list(blocks), "open": is_open}
@@ -134,7 +118,6 @@ def flat(blocks: Iterable[Block]) -> Iterator[Block]:
 
 SIGNS = {"failed": "✖", "critical": "✖", "warning": "▲", "info": "●", "healthy": "✔", "unknown": "?"}
 SHOWN_EPOCHS = 10
-MOST_NAMES = 30
 PICTURES = ("rows", "map")
 
 
@@ -161,7 +144,6 @@ def _parts(page: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _says(card: Card) -> bool:
-    """Whether a card is more than pictures and the sentences that go with them."""
     others = [block for block in card if not any(key in block for key in PICTURES)]
     return len(others) == len(card) or any(set(block) != {"text"} for block in others)
 
@@ -213,11 +195,6 @@ def _list(texts: Iterable[str]) -> str:
     return "\n".join(f"- {_text(text)}" for text in texts)
 
 
-def _names(names: Sequence[str], more: int) -> str:
-    left = more + len(names) - MOST_NAMES
-    return ", ".join(map(_text, names[:MOST_NAMES])) + f" and {left} more" * (left > 0)
-
-
 def _text(text: str) -> str:
     return markdown_text(visible(text))
 
@@ -225,7 +202,6 @@ def _text(text: str) -> str:
 # How a block is written, by the first of these keys that it has; pictures are left out.
 _WRITERS: dict[str, Callable[[Block], str]] = {
     "text": lambda block: _text(block["text"]),
-    "names": lambda block: f"- {_text(block['title'])}: {_names(block['names'], block['more'])}",
     "title": lambda block: f"{_text(block['title'])}:",
     "facts": lambda block: _list(f"{what}: {value}" for what, value in block["facts"]),
     "table": lambda block: _table(**block["table"]),

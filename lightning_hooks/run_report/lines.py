@@ -24,9 +24,7 @@ def write_whole(path: Path, text: str) -> Path:
     """Write a file so that it is there whole or, if that fails, as it was before; a device or a pipe is written to as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():
-        with open(os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0)), "wb") as stream:  # noqa: PTH123  a pipe needs a reader
-            os.set_blocking(stream.fileno(), True)
-            stream.write(text.encode("utf-8", "backslashreplace"))
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
         return path
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -118,14 +116,12 @@ class Memory:
         left: dict[str, dict[str, str]] = {}
         for name, columns in parts.items():
             statistics = name in TABLES and "name" in columns
-            new = self._is_new((key, name), columns["name"] if statistics else _object(columns))
+            text = columns["name"] if statistics else _object(columns)
+            before, self._known[key, name] = self._known.get((key, name)), hash(text)
+            new = before != hash(text) or len(text) < LONG
             if new or statistics:
                 left[name] = {column: text for column, text in columns.items() if new or column != "name"}
         return left
-
-    def _is_new(self, mark: tuple[Key, str], text: str) -> bool:
-        before, self._known[mark] = self._known.get(mark), hash(text)
-        return before != hash(text) or len(text) < LONG
 
 
 def _object(columns: Mapping[str, str]) -> str:
@@ -149,7 +145,6 @@ def _json(value: Any) -> str:
 
 
 def _table(table: Mapping[str, Any]) -> dict[str, str]:
-    """A table of dataclasses by name as JSON by field, the names first."""
     fields = [field.name for field in dataclasses.fields(next(iter(table.values())))] if table else []
     columns = {"name": list(table), **{field: list(map(attrgetter(field), table.values())) for field in fields}}
     return {field: _column(values, field) for field, values in columns.items()}

@@ -197,23 +197,21 @@ function table({ heads, rows }) {
 /** Layers on a common scale: logarithmic, in whole decades, or from 0 to 1 with bars. Those beyond the first are folded. */
 function rowsChart({ lines, what, share, shades, limits }) {
   const shows = (value) => typeof value === "number" && (share || value > 0);
-  const logs = [...lines.flatMap((line) => [line.value, line.high, line.other]), ...shades].filter(shows).map(Math.log10);
+  const logs = [...lines.flatMap((line) => [line.value, line.high]), ...shades].filter(shows).map(Math.log10);
   const low = share ? 0 : Math.floor(logs.length ? Math.min(...logs) : -1);
   const high = share ? 1 : Math.max(low + 1, Math.ceil(logs.length ? Math.max(...logs) : 1));
   const place = (value) => 100 * Math.min(1, Math.max(0, ((share ? value : Math.log10(value)) - low) / (high - low)));
   const step = Math.max(1, Math.ceil((high - low) / 5));
   const ticks = share ? [0, 0.5, 1] : Array.from({ length: Math.floor((high - low) / step) + 1 }, (_, i) => 10 ** (low + i * step));
   const text = (value) => (share ? percent(value ?? null) : number(value));
-  const bars = share && lines.every((line) => line.other === undefined);
   const draw = (line) => h("div", { class: `row ${line.severity ?? ""}`, title: line.title },
     h("span", { class: "name" }, line.severity && [mark(line.severity), " "], line.name),
     h("div", { class: "track" },
       shows(line.high) && h("i", { style: `left:${shows(line.low) ? place(line.low) : 0}%;width:${Math.max(0, place(line.high) - (shows(line.low) ? place(line.low) : 0))}%` }),
-      shows(line.value) ? h("b", bars ? { class: "bar", style: `width:${place(line.value)}%` } : { style: `left:${place(line.value)}%` })
+      shows(line.value) ? h("b", share ? { class: "bar", style: `width:${place(line.value)}%` } : { style: `left:${place(line.value)}%` })
         : h("s", {}, line.note ?? (line.value === 0 ? "zero" : "no finite value")),
-      shows(line.other) && h("u", { style: `left:${place(line.other)}%` }),
       limits.filter((limit) => place(limit) > 0 && place(limit) < 100).map((limit) => h("em", { style: `left:${place(limit)}%`, title: `limit of the rule: ${text(limit)}` }))),
-    h("span", { class: "n" }, line.shown ?? text(line.value)));
+    h("span", { class: "n" }, text(line.value)));
   return h("div", { class: "rows", style: `--decades:${share ? 10 : high - low}` },
     h("div", { class: "row axis" }, h("span", { class: "name" }),
       h("div", { class: "track" }, ticks.map((tick) => h("span", { style: `left:${place(tick)}%` }, share ? percent(tick) : `1e${Math.round(Math.log10(tick))}`))),
@@ -524,7 +522,6 @@ function heatOf(page, { caption, ...key }) {
 /** How each kind of block is drawn; of those of a block, the first. */
 const BLOCKS = {
   text: ({ text }) => soft(text),
-  names: ({ title, names, more }) => [h("h3", {}, title), h("p", {}, listed(names), more > 0 && ` and ${more} more`)],
   title: (block) => h("h3", {}, block.name ? name(block.title) : block.title),
   facts: ({ facts }) => h("div", { class: "facts" }, facts.map(([what, value]) => h("div", {}, h("b", {}, value), h("span", {}, what)))),
   table: (block) => table(block.table),
@@ -544,33 +541,6 @@ function drawn(blocks, page) {
     else nodes.push(h("div", { class: "wideset" }, node));
   }
   return nodes;
-}
-
-const pick = (label, options, value, change) => {
-  const select = h("select", { "aria-label": label, id: `pick ${label}`, onchange: (event) => change(Number(event.target.value)) },
-    options.map((text, i) => h("option", { value: i, selected: i === value }, text)));
-  return h("label", {}, label, select);
-};
-
-/** Any statistic of any layer: a heat map of all layers, or the curve of one. */
-const picked = { table: 0, stat: 0, row: 0, of: "" };
-function explorer(page) {
-  if (picked.of !== page.id) Object.assign(picked, { table: 0, stat: 0, row: 0, of: page.id });
-  const [bar, shown] = [h("div", { class: "bar" }), h("div")];
-  const draw = () => {
-    const from = page.tables[picked.table];
-    const key = { monitor: from.monitor, table: from.table, stat: from.stats[picked.stat] };
-    const curve = () => sync(shown, [curveOf(page, { ...key, row: picked.row })]);
-    sync(bar, [
-      pick("Table", page.tables.map((each) => `${each.prefix} ${each.table}`), picked.table, (value) => { Object.assign(picked, { table: value, stat: 0, row: 0 }); draw(); }),
-      pick("Statistic", from.stats, picked.stat, (value) => { Object.assign(picked, { stat: value, row: 0 }); draw(); }),
-      later(ask("names", { run: page.id, ...key }), (found) => pick("Layer", found.names, picked.row, (row) => { picked.row = row; curve(); })),
-      h("button", { onclick: curve }, "Curve"),
-      h("button", { onclick: () => sync(shown, heatOf(page, { ...key, caption: `${key.stat} of ${from.table}` })) }, "Heat map"),
-    ]);
-  };
-  draw();
-  return h("div", { class: "card" }, h("h3", {}, "Any other statistic"), bar, shown);
 }
 
 function verdictCard(verdict) {
@@ -600,7 +570,6 @@ function pageNodes(page, now) {
     ...page.sections.map((each) => part(`section ${each.id}`, [page.id, each.id === "maps" && page.last, each], () => h("section", {},
       each.title && h("h2", { id: `section ${each.id}`, tabindex: -1 }, each.title),
       each.cards.map((blocks) => h("div", { class: "card" }, drawn(blocks, page)))))),
-    ...(!embedded && page.tables?.length ? [part("explorer", [page.id, page.last, page.tables], () => explorer(page))] : []),
     ...(page.footer ? [part("footer", page.footer, () => h("footer", {}, page.footer.map((text) => h("p", {}, text))))] : []),
   ];
 }

@@ -89,13 +89,10 @@ def framed(page: str, title: str) -> str:
     return f'<iframe title="{title}" style="{style}" srcdoc="{escape(page)}"></iframe>'
 
 
-SIGNS = {"failed": "[failed]", "critical": "[critical]", "warning": "[warning]", "healthy": "[ok]", "unknown": "[?]"}
-
-
 def verdict_lines(run: Run) -> list[str]:
     """A run's verdict as lines for a terminal."""
     verdict = judge(run)
-    lines = [f"{SIGNS[verdict.status]} {verdict.headline}", *(f"  {detail}" for detail in verdict.details)]
+    lines = [f"[{verdict.status}] {verdict.headline}", *(f"  {detail}" for detail in verdict.details)]
     for problem in verdict.problems:
         if problem.severity != "info":
             state = problem.severity if problem.lasts else "passed"
@@ -127,7 +124,6 @@ class RunReport:
         return f"RunReport({self.verdict.headline!r}, path={None if self.path is None else str(self.path)!r})"
 
     def _repr_html_(self) -> str:
-        """The page in a frame."""
         return framed(health_page(self.run, MOST_NOTEBOOK_BYTES), "Health report")
 
     def head(self) -> str:

@@ -167,7 +167,6 @@ class MonitorRecord:
     prefix: str  # features, gradient_flow, gradient_clip, or that of a monitor of the user's own
     modules: str  # the modules that it observes
     alerts: dict[int, tuple[Alert, ...]] = field(default_factory=dict)  # epoch to its alerts, in the order of epochs, all of them
-    seconds: dict[int, float] = field(default_factory=dict)  # epoch to what its end took
     columns: dict[int, Columns] = field(default_factory=dict)  # epoch to the numbers of its tables, of the epochs that are kept
     latest: dict[str, Any] | None = None  # the last event with tables, with all that earlier ones hold
     unit: str = "epoch"  # what numbers the reports: epoch, or step where windows are shorter than epochs
@@ -199,17 +198,6 @@ class MonitorRecord:
     def names(self) -> dict[str, tuple[str, ...]]:
         """The names in each table of the last report."""
         return {table: tuple(self.fields[table]["name"]) for table in TABLES if is_table(self.fields.get(table))}
-
-    @property
-    def silent(self) -> list[str]:
-        """What the last report could not measure, since no hook ran."""
-        names = self.fields.get("silent")
-        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-
-    @property
-    def observed(self) -> bool:
-        """Whether anything was; of a kind without tables that is taken to be so."""
-        return any(self.names.values()) or not self.names
 
     def limit(self, kind: str) -> float:
         """The limit of a kind of alert, as its alerts have it, else the usual one."""

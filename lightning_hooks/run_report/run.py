@@ -33,8 +33,6 @@ from lightning_hooks.run_report.recorded import (
 
 __all__ = ["MonitorRecord", "Run", "RunReader", "find", "read_run", "run_name", "run_of_reports"]
 
-Found = dict[tuple[str, str], MonitorRecord]
-
 
 def read_run(path: Path | str) -> Run:
     """Read a run.
@@ -115,7 +113,7 @@ class RunReader:
 
     def __init__(self, run: Run, tables: bool = True) -> None:
         self.run, self._tables = run, tables
-        self._found: Found = {}
+        self._found: dict[tuple[str, str], MonitorRecord] = {}
         # What the lines of each monitor so far hold that later ones need not repeat.
         self._alerts = defaultdict[tuple[str, str], dict[int, Alert]](dict)  # by their numbers
         self._fields = defaultdict[tuple[str, str], dict[str, Any]](dict)  # of the report, but for tables of statistics
@@ -129,7 +127,7 @@ class RunReader:
         run, kind = self.run, event["event"]
         if kind == "fit":
             run.fit, run.end = dict(event), None
-            _forget(run, self._found, int(event["epoch" if run.unit == "epoch" else "step"]))
+            self._forget(int(event["epoch" if run.unit == "epoch" else "step"]))
             self._alerts.clear()
         elif kind == "report":
             self._take_report(event)
@@ -143,23 +141,26 @@ class RunReader:
 
     def _take_report(self, event: Mapping[str, Any]) -> None:
         epoch, key = place(event), (event["monitor"], event["modules"])
-        report = _whole(event["report"], self._fields[key])
+        fields, given = self._fields[key], event["report"]
+        fields |= {name: value for name, value in given.items() if name not in TABLES}
+        report = {**fields, **{name: value for name, value in given.items() if name in TABLES and isinstance(value, dict)}}
         columns = None if event.get("thinned") else _columns(report) if self._tables else {}
         record = self._found.get(key, MonitorRecord(*key))
         alerts = _alerts(event, self._alerts[key], record)
         self._found[key] = record
         self.run.unit = record.unit = "step" if "at" in event else "epoch"
         record.alerts[epoch] = alerts
-        record.seconds[epoch] = float(event.get("seconds", "NaN"))
         if columns is not None:
             record.columns[epoch] = columns
             record.latest = {**event, "report": report, "alerts": []}
 
-
-def _whole(report: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """The report of a line, with what the lines before hold."""
-    fields |= {name: value for name, value in report.items() if name not in TABLES}
-    return {**fields, **{name: value for name, value in report.items() if name in TABLES and isinstance(value, dict)}}
+    def _forget(self, epoch: int) -> None:
+        """Training starts again from an epoch: what a former fit reported of it and of later ones is removed."""
+        for record in self._found.values():
+            record.alerts = {at: alerts for at, alerts in record.alerts.items() if at < epoch}
+            record.columns = {at: columns for at, columns in record.columns.items() if at < epoch}
+        self._found = {key: record for key, record in self._found.items() if record.alerts}
+        self.run.timing = {at: event for at, event in self.run.timing.items() if at < epoch}
 
 
 def _alerts(event: Mapping[str, Any], known: dict[int, Alert], record: MonitorRecord) -> tuple[Alert, ...]:
@@ -186,7 +187,6 @@ def _columns(report: Mapping[str, Any]) -> Columns:
     learning = report.get("learning")
     if isinstance(learning, dict) and isinstance(modules := learning.get("modules"), dict):
         tables["learning"] = {"name": [*modules], "share": [*modules.values()]}
-        tables["steps"] = {"name": ["model"], "step_ratio": [learning.get("step_ratio")]}
     return {name: (tuple(table["name"]), dict(_statistics(table, len(table["name"])))) for name, table in tables.items()}
 
 
@@ -198,18 +198,6 @@ def _statistics(table: Mapping[str, Any], length: int) -> Iterator[tuple[str, np
             numbers = np.array([np.inf if value is None else float(value) for value in values], dtype=np.float64)
             largest = np.finfo(np.float32).max
             yield name, np.where(np.isfinite(numbers), within(numbers, -largest, largest), numbers).astype(np.float32)
-
-
-def _forget(run: Run, found: Found, epoch: int) -> None:
-    """Training starts again from an epoch: what a former fit reported of it and of later ones is removed."""
-    for key in list(found):
-        record = found[key]
-        for kept in (record.alerts, record.seconds, record.columns):
-            for later in [number for number in kept if number >= epoch]:
-                del kept[later]
-        if not record.alerts:
-            del found[key]
-    run.timing = {number: event for number, event in run.timing.items() if number < epoch}
 
 
 MOST_BYTES = 256_000_000  # of a file that is read; the monitors' grow to more only in very long runs

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from operator import itemgetter
 from types import SimpleNamespace
@@ -23,12 +22,10 @@ from lightning_hooks.run_report.blocks import (
     fold,
     line,
     measured,
-    named,
     number,
     percent,
     row,
     rows,
-    seconds,
     section,
     table,
 )
@@ -44,36 +41,24 @@ OUTPUTS = {"mean": "mean", "std": "std", "zeros": "zero_fraction", "dead": "dead
 def sections_of(run: Run, most: int) -> list[dict[str, Any]]:
     """The sections of a run, without those that have nothing to show, and of too many layers ``most``."""
     made = [
-        section("alerts", "Alerts, in order of cause", _alerts(run, most)),
+        section("alerts", "Alerts, root causes first", _alerts(run, most)),
         section("training", "Loss and learning rate", training(run)),
         section("unusual", "Unusual batches", unusual(run)),
         section("gradients", "Gradient flow", (_gradients(run, record, most) for record in run.of("gradient_flow"))),
         section("outputs", "Outputs", (_outputs(run, record, most) for record in run.of("features"))),
         section("maps", f"Over the {run.window}s", _maps(run)),
         *(section(each.title.lower(), each.title, _declared(run, each, most)) for each in SECTIONS),
-        section("silent", "Silent", _silent(run)),
         section("model", "Model and set-up", model(run, most)),
-        section("coverage", "Coverage", _coverage(run)),
-        section("cost", "Cost", _cost(run)),
+        section("coverage", "Coverage and cost", _coverage(run)),
     ]
     return [found for found in made if found["cards"]]
 
 
-def in_order_of_cause(found: Iterable[Course]) -> list[Course]:
-    """Root causes, those that last and the most severe first, each with its consequences behind it."""
-    ordered = sorted(found, key=lambda course: (gravity(course.severity), not course.lasts, course.since))
-    places = {course.alert.name: place for place, course in reversed([*enumerate(ordered)])}
-
-    def behind_its_cause(placed: tuple[int, Course]) -> tuple[int, bool]:
-        place, course = placed
-        cause = place if course.alert.cause == course.alert.name else places.get(course.alert.cause, place)
-        return cause, cause != place
-
-    return [course for _, course in sorted(enumerate(ordered), key=behind_its_cause)]
-
-
 def _alerts(run: Run, most: int) -> Iterator[Card]:
-    found = in_order_of_cause(courses(run))
+    def order(course: Course) -> tuple[bool, int, bool, int]:
+        return bool(course.alert.cause), gravity(course.severity), not course.lasts, course.since
+
+    found = sorted(courses(run), key=order)
     left = len(found) - most // 2
     if found:
         drawn = {"alerts": [_course(run, course) for course in found[: most // 2]], "windows": len(run.epochs), "unit": run.unit}
@@ -108,7 +93,6 @@ def _when(record: MonitorRecord) -> str:
 
 
 def _of(kept: int, total: int, noun: str) -> Card:
-    """What to say of a list that is not whole."""
     return [{"text": f"{kept} of {total} {noun} are shown: those with an alert, and every so many of the others."}] * (kept < total)
 
 
@@ -218,7 +202,6 @@ def _declared(run: Run, each: Section, most: int) -> Iterator[Card]:
 
 
 def _finite(value: Any) -> Any:
-    """A value of the run's file with the numbers that JSON has no words for."""
     if isinstance(value, list):
         return [_finite(inner) for inner in value]
     return NONFINITE.get(value, value) if isinstance(value, str) else value
@@ -238,62 +221,22 @@ def _panel(record: MonitorRecord, panel: Panel, known: Mapping[str, Sequence[flo
     return chart("", epochs, record.unit, lines, kind="share" if share else panel.kind, height=90 if share else 170)
 
 
-def _silent(run: Run) -> Iterator[Card]:
-    found = {
-        text: [site for record in run.of(prefix) for site in record.silent]
-        for prefix, text in (("features", "Never called in a sampled batch"), ("gradient_flow", "Reached by no gradient"))
-    }
-    parameters = [record.rows("parameters") for record in run.of("gradient_flow")]
-    found["Parameters without a gradient"] = [
-        site for each in parameters for site, stats in each.items() if stats.get("missing_steps") and not stats.get("steps")
-    ]
-    lists = [named(f"{text} ({len(names)})", list(dict.fromkeys(names))) for text, names in found.items() if names]
-    why = (
-        "A module is silent if its hooks do not run: it is not used in forward, called as module.forward(x), replaced by a "
-        "function (F.relu), frozen or detached, or compiled before the hooks were registered. Silent does not mean dead: it was "
-        "not measured."
-    )
-    if lists:
-        yield [*lists, {"text": why}]
-
-
 def _coverage(run: Run) -> Iterator[Card]:
-    """What each monitor recorded, and how much of training that is."""
     cells = [
         (
             f"{record.prefix} ({record.modules})",
             " + ".join(str(len(names)) for names in record.names.values()) or None,
-            len(record.silent),
+            len(silent) if isinstance(silent, list) else 0,
             f"{sampled} of {batches}" if batches else "every step",
             len(record.epochs),
+            percent(number_of(record.fields.get("overhead"))),
         )
         for record in run.monitors
-        for sampled, batches in [map(record.fields.get, ("sampled_batches", "batches"))]
+        for sampled, batches, silent in [map(record.fields.get, ("sampled_batches", "batches", "silent"))]
     ]
     why = (
         f"Batches: how many of the last {run.window}'s batches were sampled. What happens between two of them shows only if its "
-        "effects last."
+        "effects last. Cost: the share of a training batch's time that the monitor adds, in the first process."
     )
-    yield [table(("monitor", "observed", "silent", "batches", f"{run.window}s"), cells), {"text": why}]
-
-
-def _cost(run: Run) -> Iterator[Card]:
-    window = run.window
-    ends: dict[int, float] = {}
-    for epoch, took in (item for record in run.monitors for item in record.seconds.items()):
-        if math.isfinite(took):
-            ends[epoch] = ends.get(epoch, 0.0) + took
-    durations = {epoch: took for epoch, event in run.timing.items() if 0 < (took := number_of(event.get("seconds"))) < math.inf}
-    parts = [ends[epoch] / durations[epoch] for epoch in durations if epoch in ends]
-    added = [share for record in run.monitors if math.isfinite(share := number_of(record.fields.get("overhead")))]
-    sizes = [size for event in run.timing.values() if 0 < (size := number_of(event.get("bytes"))) < math.inf]
-    found = (
-        (f"per {window}'s end: merging, judging, logging (median)", seconds, [*ends.values()]),
-        (f"per {window} (median)", seconds, [*durations.values()]),
-        (f"of {'an' if window == 'epoch' else 'a'} {window}'s time is its end in the monitors", percent, parts),
-        (f"of a training batch's time added by the monitors, last {window}", percent, [sum(added)] if added else []),
-        ("of tables on the device", lambda size: f"{number(size / 1000)} kB", sizes[-1:]),
-    )
-    facts = [[what, shown(statistics.median(values))] for what, shown, values in found if values]
-    if facts:
-        yield [{"facts": facts}, {"text": "Measured in the first process."}]
+    heads = ("monitor", "observed", "silent", "batches", f"{run.window}s", "cost")
+    yield [table(heads, cells), {"text": why}]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
 
 from lightning_hooks.declare.alert import MOST_SAMPLES
-from lightning_hooks.declare.plain import from_plain, to_plain
-from lightning_hooks.diagnostics.unusual import UnusualBatch
-from lightning_hooks.plots.canvas import within
 from lightning_hooks.run_report.blocks import DASH, MOST_LINES, Block, Card, chart, fold, line, table
 from lightning_hooks.run_report.recorded import Run, number_of
 from lightning_hooks.trackers.console import some
@@ -28,6 +25,9 @@ SETTINGS = (
     ("accelerator", "accelerator"),
     ("parameters", "elements of parameters"),
     ("max_epochs", "epochs planned"),
+    ("lightning", "lightning"),
+    ("torch", "torch"),
+    ("package", "lightning_hooks"),
 )
 MEAN_LOSS = "mean loss of the training batches"
 MOST_CHARTS = 12  # of the user's metrics
@@ -71,44 +71,6 @@ def layers(run: Run) -> Sequence[tuple[str, str, str, int]]:
     return list(zip(*(columns.get(key, ()) for key in ("name", "type", "detail", "parameters")), strict=False))
 
 
-def unusual_batches(reports: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The batches with the largest losses and gradient norms in the fields of each monitor's last report, the largest first.
-
-    Returns:
-        The name of an optimizer to the batches with the largest norms, behind an empty name for those with the largest losses; what
-        is not known is left out.
-    """
-    known = list(reports)
-    losses = [("", fields.get("largest_losses")) for fields in known]
-    norms = [entry for fields in known for entry in fields.get("largest_norms", {}).items()]
-    return {optimizer: batches for optimizer, batches in (*losses, *norms) if batches}
-
-
-def batches_of(run: Run) -> dict[str, tuple[UnusualBatch, ...]]:
-    """The same of a run that was read from its file, without the reports' classes, which need torch."""
-    known = unusual_batches(record.fields for record in run.monitors)
-    return {optimizer: from_plain(tuple[UnusualBatch, ...], batches) for optimizer, batches in known.items()}
-
-
-def plain_batches(reports: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The same in plain JSON types, a batch each."""
-    return [
-        {"measure": "gradient_norm" if optimizer else "loss", "optimizer": optimizer or None, **to_plain(one)}
-        for optimizer, batches in unusual_batches(reports).items()
-        for one in batches
-    ]
-
-
-# What a step ratio means: in words, from which ratio, its colour.
-THRESHOLDS = (
-    ("harmful below", 0.0, "red"),
-    ("too long below", 0.1, "amber"),
-    ("best length", 0.5, "green"),
-    ("short", 1.0, "soft"),
-)
-BOUNDS = (-1.0, 1.5)  # step ratios beyond are drawn at these
-
-
 def training(run: Run) -> Iterator[Card]:
     """The curves of the loss, the metrics, the learning rates, and of what was learned."""
     epochs, _ = loss_by_epoch(run)
@@ -121,14 +83,13 @@ def training(run: Run) -> Iterator[Card]:
     ]
     if len(rates) > MOST_LINES:
         card.append({"text": f"{len(rates) - MOST_LINES} more parameter groups are in reports.jsonl."})
-    yield card + learning_charts(run)
+    yield [*card, *learning_charts(run)]
 
 
-def learning_charts(run: Run) -> list[Block]:
-    """The shares by layer, and the step ratio; what was not measured is left out."""
-    found = []
+def learning_charts(run: Run) -> Iterator[Block]:
+    """The shares by layer; what was not measured is left out."""
     for record in run.of("gradient_flow"):
-        series, ratios = record.series("learning", "share"), np.asarray(record.values("steps", "step_ratio", "model"))
+        series = record.series("learning", "share")
         inner = {name.rpartition(".")[0] for name in series.names}  # modules that hold others
         known = [
             (f"{name}: share", values)
@@ -136,16 +97,9 @@ def learning_charts(run: Run) -> list[Block]:
             if name not in inner and np.isfinite(values).any()
         ]
         largest = sorted(known, key=lambda curve: -float(np.nanmean(np.abs(curve[1]))))[:MOST_LINES]
-        epochs = list(record.columns)
         if largest:
-            found.append(
-                chart("Which layers the loss falls by", epochs, record.unit, [line(*curve) for curve in largest], kind="linear")
-            )
-        if np.isfinite(ratios).any():
-            lines = [line(text, [at] * len(epochs), dashed=True, color=color) for text, at, color in THRESHOLDS]
-            lines.append(line("gain of a step over its predicted gain", within(ratios, *BOUNDS).tolist(), color="blue"))
-            found.append(chart("Step ratio", epochs, record.unit, lines, kind="linear", height=130))
-    return found
+            lines = [line(*curve) for curve in largest]
+            yield chart("Which layers the loss falls by", list(record.columns), record.unit, lines, kind="linear")
 
 
 def unusual(run: Run) -> Iterator[Card]:
@@ -156,13 +110,14 @@ def unusual(run: Run) -> Iterator[Card]:
             "that is in several of them is worth a look."
         }
     ]
-    for optimizer, batches in batches_of(run).items():
-        title = f"Largest gradient norms before clipping, {optimizer}" if optimizer else "Largest losses"
-        heads = ("norm" if optimizer else "loss", "epoch", "batch", "step", "samples")
-        cells = [
-            (one.value, one.epoch, one.batch, one.step, some([*map(str, one.samples)], MOST_SAMPLES) or DASH) for one in batches
-        ]
-        card += [{"title": title}, table(heads, cells)]
+    losses = [("Largest losses", record.fields.get("largest_losses")) for record in run.monitors]
+    norms = [entry for record in run.monitors for entry in record.fields.get("largest_norms", {}).items()]
+    titled = [*losses, *((f"Largest gradient norms before clipping, {optimizer}", batches) for optimizer, batches in norms)]
+    for title, batches in titled:
+        if batches:
+            heads = ("value", "epoch", "batch", "step")
+            cells = [(*map(one.get, heads), some([*map(str, one["samples"])], MOST_SAMPLES) or DASH) for one in batches]
+            card += [{"title": title}, table((*heads, "samples"), cells)]
     if len(card) > 1:
         yield card
 
@@ -170,8 +125,7 @@ def unusual(run: Run) -> Iterator[Card]:
 def model(run: Run, most: int) -> Iterator[Card]:
     """The set-up and the layers."""
     found, known = [(what, run.fit[key]) for key, what in SETTINGS if run.fit.get(key) not in (None, "", -1)], layers(run)
-    versions = [(key, run.fit[key]) for key in ("lightning", "torch", "package") if key in run.fit]
-    card: Card = [{"facts": [[what, str(value)] for what, value in (*found, *versions)]}] if found or versions else []
+    card: Card = [{"facts": [[what, str(value)] for what, value in found]}] if found else []
     if known:
         cells = table(("layer", "type", "shape", "parameters"), known[:most])
         left = len(known) - most

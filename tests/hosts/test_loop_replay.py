@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -179,7 +180,7 @@ def test_a_bad_step_is_named_and_the_training_is_the_same(name: str, fault: str,
     assert alert.samples == (BAD,)
     assert not any("to the bit" in text for text in alert.causes[0].evidence_for)
     [capsule] = (tmp_path / "lightning_hooks" / "capsules").iterdir()
-    assert (capsule / "skip_rows.json").read_text() == f'{{"rows": [{BAD}]}}'
+    assert json.loads((capsule / "capsule.json").read_text())["bad_samples"] == [BAD]
 
 
 def in_hugging_faces_trainer(fault: str, folder: Path, on: bool = True, **options: Any) -> tuple[Any, Left]:

@@ -9,7 +9,6 @@ from lightning_hooks.__main__ import main
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.blocks import markdown
 from lightning_hooks.run_report.compare import Difference, compare
-from lightning_hooks.run_report.data import compared
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, report_line
 from lightning_hooks.trackers.console import markdown_text
 from tests.support.made_reports import features, flow, layer_names
@@ -22,11 +21,11 @@ NAMES = layer_names(9)
     [
         ("rms", 1e-3, 1.0, 3.0, "\N{MULTIPLICATION SIGN} 1000"),
         ("rms", 1.0, 0.5, math.log10(2), "\N{DIVISION SIGN} 2"),
-        ("rms", 1.0, 1.0, 0.0, "same"),
-        ("rms", 0.0, 1.0, math.inf, "zero in A"),
-        ("rms", 1.0, 0.0, math.inf, "zero in B"),
-        ("rms", 1.0, math.nan, math.inf, "not finite in B"),
-        ("rms", math.nan, math.nan, 0.0, "same"),
+        ("rms", 1.0, 1.0, 0.0, "\N{MULTIPLICATION SIGN} 1"),
+        ("rms", 0.0, 1.0, math.inf, "\N{EN DASH}"),
+        ("rms", 1.0, 0.0, math.inf, "\N{EN DASH}"),
+        ("rms", 1.0, math.nan, math.inf, "\N{EN DASH}"),
+        ("rms", math.nan, math.nan, 0.0, "\N{EN DASH}"),
         ("dead_fraction", 0.25, 0.75, 1.5, "+50 points"),
         ("dead_fraction", 1.0, 0.0, 3.0, "-100 points"),
     ],
@@ -40,9 +39,10 @@ def test_a_difference_is_measured_in_decades(stat, a, b, size, change):
 def test_the_same_run_twice_is_the_same(make_run, capsys):
     folder = make_run()
     run = read_run(folder)
-    found = compare(run, run)
-    assert (found.settings, found.only, [*found.alerts]) == ((), {}, ["in both"])
-    assert "All numbers that both runs have are the same." in markdown(compared(found))
+    text = markdown(compare(run, run))
+    assert "The set-up is the same, as far as it is known." in text
+    assert "All numbers that both runs have are the same." in text
+    assert ("In both (" in text, "Only in" in text) == (True, False)
     assert main(["compare", str(folder), str(folder)]) == 0
     printed = capsys.readouterr().out
     assert "## Set-up and loss" in printed
@@ -61,9 +61,15 @@ def test_what_differs_most_comes_first(make_run):
     file = b / FOLDER / REPORTS
     append(file, report_line("features", "every leaf", dataclasses.replace(seen, sites=sites), 0.0))
     append(file, report_line("gradient_flow", "every leaf", dataclasses.replace(report, modules=modules), 0.0))
-    found = compare(read_run(a), read_run(b))
-    names = [difference.name for difference in found.largest]
+    page = compare(read_run(a), read_run(b))
+    (section,) = (section for section in page["sections"] if section["id"] == "differences")
+    names = [row[0] for row in section["cards"][0][0]["table"]["rows"]]
     assert (sorted(names[:4]), names[4:]) == (sorted(before), [dead, separate])
-    lines = markdown(compared(found)).splitlines()
+    lines = markdown(page).splitlines()
     head = lines.index("| layer | of it | A | B | A to B |")
     assert [text.split(" | ")[0].removeprefix("| ") for text in lines[head + 2 : head + 8]] == list(map(markdown_text, names))
+
+
+def test_runs_without_a_window_in_common_have_no_differences(make_run, tmp_path):
+    a, b = read_run(make_run("a")), read_run(make_run("b", epochs=0))
+    assert "Numbers are not compared: logs/a and logs/b have no epoch in common." in markdown(compare(a, b))

@@ -73,9 +73,9 @@ def test_a_run_with_problems(make_run: Any) -> None:
     found = document(run)
     verdict = judge(run)
     assert (found["package"], found["started"]) == ("0.1.0", "2026-11-23 21:00:00 UTC")
-    assert (found["status"], found["training"], found["error"], found["schema_version"]) == ("warning", "finished", None, 2)
+    assert (found["status"], found["training"], found["error"], found["schema_version"]) == ("warning", "finished", None, 3)
     assert verdict.headline == "Dead units at model.encoder.layers.0.attn.out_proj, since epoch 3; 1 more problem."
-    assert found["verdict"] == "Dead units, since epoch 3; 1 more problem."
+    assert found["verdict"] == verdict.headline
     assert (found["run"], found["epoch"], found["step"], found["unit"], found["windows"]) == ("logs/run", 4, 50, "epoch", 5)
     dead, vanishing = found["alerts"]
     site = "model.encoder.layers.0.attn.out_proj"
@@ -83,16 +83,12 @@ def test_a_run_with_problems(make_run: Any) -> None:
     assert (dead["kind"], dead["site"], dead["fingerprint"], dead["open"]) == ("dead", site, reference, True)
     assert (dead["since"], dead["until"], dead["first"]) == (3, 4, {"epoch": 3, "step": 40, "batch": None})
     assert (dead["value"], dead["limit"], dead["message"]) == (1.0, 0.5, "seen; likely cause.")
-    last = run.of("features")[0].last.sites[site]
-    assert dead["record"]["sites"]["dead_fraction"] == pytest.approx(last.dead_fraction, rel=1e-4)
-    assert dead["record"]["modules"]["rms"] == pytest.approx(run.of("gradient_flow")[0].last.modules[site].rms, rel=1e-4)
     assert dead["remedies"] == [{"text": "Try this"}]
-    assert (dead["class"], dead["defined_at"], dead["created_at"], dead["rows"]) == (None, None, None, [])
+    assert (dead["class"], dead["defined_at"], dead["created_at"]) == (None, None, None)
     assert (vanishing["kind"], vanishing["site"], vanishing["also"]) == ("vanishing", "model.embed", [])
     assert [watched["monitor"] for watched in found["watched"]] == ["features", "gradient_flow", "gradient_clip"]
     assert found["watched"][0]["observed"] == {"sites": 9}
     assert found["watched"][0]["kinds"] is None
-    assert found["not_found"] == []
 
 
 @pytest.mark.parametrize(
@@ -138,40 +134,34 @@ def test_a_consequence_names_its_root_as_its_cause(make_run: Any) -> None:
     assert (second["open"], second["since"], second["until"]) == (True, None, None)
 
 
-def test_names_stand_in_no_sentence(make_run: Any) -> None:
+def test_texts_are_bounded_and_printable(make_run: Any) -> None:
     for name in ATTACKS:
-        message = f"the gradient falls from 1 at {name} to 2 at net.b, and {name}."
-        alert = Alert(
-            "vanishing", name, 1.0, 0.7, 4, 50, "warning", message, diagnosis=f"Likely cause: {name}.", advice=(f"Look at {name}",)
-        )
+        message = f"the gradient falls from 1 at {name} to 2 at net.b"
+        alert = Alert("vanishing", name, 1.0, 0.7, 4, 50, "warning", message, diagnosis="Likely cause: it.", advice=("Look",))
         (entry,) = alerts_of(make_run, alert, names=(name, "net.b"))["alerts"]
-        written = [entry["message"], entry["causes"][0]["text"], entry["remedies"][0]["text"]]
-        assert not [text for text in written if name in text and name not in ("-", "{0}")], written
-        assert written[0] == "the gradient falls from 1 at {0} to 2 at {1}, and {0}."
-        assert written[1:] == ["Likely cause: {0}.", "Look at {0}"]
-        assert entry["names"][1] == "net.b"
-        assert entry["names"][0].replace("…", "") in (name, name[:66] + name[-133:])
+        assert entry["message"].startswith("the gradient falls from 1 at ")
+        assert entry["message"].isprintable()
+        assert len(entry["message"]) <= 600
+        assert entry["site"] in (name, f"{name[:66]}…{name[-133:]}")
+        assert entry["causes"][0]["text"] == "Likely cause: it."
 
 
 def test_causes_have_their_evidence_and_remedies_are_operations(make_run: Any) -> None:
-    for name in ("net.a", INJECTION, "{0}"):
-        fill = Remedy("fill", name, None, 0.0, f"{name} is one number", "outputs above 0", 50, f"nn.init.zeros_(self.{name})")
-        cut = Remedy("remove", f"what cuts the path from {name}")
-        cause = Cause("offset_bias", f"{name} is -2 in all 32 units.", 0.95, (f"{name} is below 0",), ("it moved",), (fill, cut))
-        alert = Alert(
-            "dead", name, 1.0, 0.7, 4, 50, "critical", "all.", diagnosis=f"{cause.statement} More.",
-            advice=(fill.text, cut.text, "Look"), causes=(cause,), remedies=(fill, cut),
-        )  # fmt: skip
-        (entry,) = alerts_of(make_run, alert, names=(name, "net.b"))["alerts"]
-        none = {"kind": None, "site": None, "fingerprint": None}
-        judged = {"name": "offset_bias", "probability": 0.95, "for": ["{0} is below 0"], "against": ["it moved"]}
-        assert entry["causes"] == [{**none, **judged, "text": "{0} is -2 in all 32 units."}]
-        first, second, third = entry["remedies"]
-        assert first == {
-            "op": "fill", "target": name, "from": None, "to": 0.0, "precondition": "{0} is one number", "effect": "outputs above 0",
-            "steps": 50, "code": first["code"], "text": first["text"],
-        }  # fmt: skip
-        assert name == "{0}" or (name not in first["code"] and name not in first["text"])
-        assert second["target"] == "what cuts the path from {0}"
-        assert third == {"text": "Look"}
-        assert entry["names"][0] == name
+    fill = Remedy("fill", "net.a", None, 0.0, "net.a is one number", "outputs above 0", 50, "nn.init.zeros_(self.net.a)")
+    cut = Remedy("remove", "what cuts the path from net.a")
+    cause = Cause("offset_bias", "net.a is -2 in all 32 units.", 0.95, ("net.a is below 0",), ("it moved",), (fill, cut))
+    alert = Alert(
+        "dead", "net.a", 1.0, 0.7, 4, 50, "critical", "all.", diagnosis=f"{cause.statement} More.",
+        advice=(fill.text, cut.text, "Look"), causes=(cause,), remedies=(fill, cut),
+    )  # fmt: skip
+    (entry,) = alerts_of(make_run, alert)["alerts"]
+    none = {"kind": None, "site": None, "fingerprint": None}
+    judged = {"name": "offset_bias", "probability": 0.95, "for": ["net.a is below 0"], "against": ["it moved"]}
+    assert entry["causes"] == [{**none, **judged, "text": "net.a is -2 in all 32 units."}]
+    first, second, third = entry["remedies"]
+    assert first == {
+        "op": "fill", "target": "net.a", "from": None, "to": 0.0, "precondition": "net.a is one number",
+        "effect": "outputs above 0", "steps": 50, "code": "nn.init.zeros_(self.net.a)", "text": fill.text,
+    }  # fmt: skip
+    assert second["target"] == "what cuts the path from net.a"
+    assert third == {"text": "Look"}

@@ -42,7 +42,7 @@ DEAD = ("dead", "a", "critical")
 def test_nothing_wrong(verdict_of):
     verdict = verdict_of([], [], [])
     assert (verdict.status, verdict.headline, verdict.problems) == ("healthy", "3 epochs, no rule broken.", ())
-    assert verdict.details == ("2 modules observed over 3 epochs.",)
+    assert verdict.details == ()
 
 
 def test_what_lasts_is_reported_since_when(verdict_of):

@@ -18,7 +18,7 @@ from lightning_hooks.diagnostics.loss.report import LossReport, ValidationLoss
 from lightning_hooks.run_report import read_run
 from lightning_hooks.run_report.lines import FOLDER, REPORTS, append, line, report_line
 from lightning_hooks.run_report.run import Run
-from lightning_hooks.run_report.verify import Losses, verify
+from lightning_hooks.run_report.verify import learning, verify
 from tests.run_report.test_health import strict
 from tests.support.made_reports import FIT, flow
 
@@ -101,11 +101,11 @@ FOLLOWS = alert("net.b", "zero", cause=DEAD.name)
 )  # fmt: skip
 def test_the_outcome(a: Any, b: Any, outcome: str, groups: dict[str, list[str]], made: Make) -> None:
     found = verify(made("a", **a), made("b", **b))
-    assert found.outcome == outcome, found.reasons
-    assert (not found.reasons) == (outcome == "cured")
+    assert found["outcome"] == outcome, found["reasons"]
+    assert (not found["reasons"]) == (outcome == "cured")
     for group in ("gone", "stay", "new", "unreached"):
-        assert [course.alert.site for course in getattr(found, group)] == groups.get(group, []), group
-    document = json.loads(json.dumps(found.document(), allow_nan=False))
+        assert [one["site"] for one in found[group]] == groups.get(group, []), group
+    document = json.loads(json.dumps(found, allow_nan=False))
     Draft202012Validator(strict(SCHEMA)).validate(document)
     assert document["outcome"] == outcome
 
@@ -115,7 +115,7 @@ def test_the_schema_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "learning"),
+    ("a", "b", "judged"),
     [
         ((2.0, 1.0), (2.0, 0.94), "better"),  # 6 % of how far it moved
         ((2.0, 1.0), (2.0, 0.96), "same"),
@@ -130,8 +130,8 @@ def test_the_schema_is_one() -> None:
         ((1.0, 1.0), (0.9, 0.9), "better"),
     ],
 )
-def test_learning_is_judged_by_how_far_the_loss_moved(a: Any, b: Any, learning: str) -> None:
-    assert Losses("training", a, b, 1).learning == learning
+def test_learning_is_judged_by_how_far_the_loss_moved(a: Any, b: Any, judged: str) -> None:
+    assert learning(a, b) == judged
 
 
 def test_the_command(made: Make, capsys: pytest.CaptureFixture[str]) -> None:

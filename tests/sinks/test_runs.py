@@ -99,7 +99,6 @@ def test_numbers_are_those_of_the_reports(make_run):
     one = data.heat(run, 1, "modules", "rms", 3)
     np.testing.assert_allclose(unpacked(one), expected[3:4], rtol=1e-3)
     assert (one["names"], one["rows"], one["epochs"]) == (names[3:4], [3], [0, 1, 2, 3])
-    assert data.names(run, 1, "modules", "rms") == names
     assert data.heat(run, 1, "modules", "rms", 0)["marks"] == [[0, 0, 3, "warning", "vanishing at model.embed"]]
 
 
@@ -188,7 +187,7 @@ def test_static_files_are_the_module_and_the_report_style():
     assert answer(runs, "/index.js", {}).kind == "text/javascript"
     assert b"export function render" in answer(runs, "/index.js", {}).content
     assert answer(runs, "/style.css", {}).content.startswith(b":root{")
-    assert set(PATHS) == {"/index.js", "/style.css", "/runs", "/run", "/heat", "/names", "/compare"}
+    assert set(PATHS) == {"/index.js", "/style.css", "/runs", "/run", "/heat", "/compare"}
 
 
 def test_the_module_sets_no_markup_and_asks_nobody_else():

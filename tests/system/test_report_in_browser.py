@@ -10,7 +10,6 @@ import pytest
 
 from lightning_hooks.run_report import health_page, read_run
 from lightning_hooks.run_report.compare import compare
-from lightning_hooks.run_report.data import compared
 from lightning_hooks.run_report.page import document
 from tests.support.browser import chromium, opened
 from tests.support.made_reports import HOSTILE, layer_names
@@ -66,7 +65,7 @@ def shown():
 def pages(make_run):
     run = read_run(make_run(names=layer_names(30), epochs=6, silent=("a.b",), broken=lambda epoch: epoch == 5))
     hostile = read_run(make_run("<b>run", names=[*HOSTILE, "\u202egnp.exe", "</script><script>window.broken=1</script>"], epochs=6))
-    return {"report": health_page(run), "hostile": health_page(hostile), "compare": document(compared(compare(run, hostile)), "")}
+    return {"report": health_page(run), "hostile": health_page(hostile), "compare": document(compare(run, hostile), "")}
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -31,7 +31,7 @@ def test_the_tab_lists_runs_and_leads_to_an_alert(make_run: Any, tmp_path: Path)
         tab.open()
         tab.shows("2 runs: 1 warning, 1 healthy", "5 epochs, no rule broken", "Dead units at model.encoder.layers.0.attn.out_proj")
         driver.find_element("partial link text", "Vanishing gradients").click()
-        tab.shows("What to try", "Alerts, in order of cause", "Clipping", "rms of model.embed")
+        tab.shows("What to try", "Alerts, root causes first", "Clipping", "rms of model.embed")
         assert tab.outer() == f"#health&run=a&alert={quote('vanishing at model.embed')}"
         marks = driver.execute_script("return document.querySelectorAll('.chosen .chart .at.warning').length")
         assert marks == 1
@@ -83,7 +83,7 @@ def test_hostile_names_are_text(make_run: Any, tmp_path: Path) -> None:  # noqa:
         tab = Tab(driver, address)
         for place, text in (
             ("", evil),
-            (f"run={quote(evil)}", "Alerts, in order of cause"),
+            (f"run={quote(evil)}", "Alerts, root causes first"),
             (f"a={quote(evil)}&b=other", "Two runs compared"),
         ):
             tab.open(place)
@@ -115,7 +115,7 @@ def test_the_page_in_the_frame_of_a_notebook(make_run: Any, tmp_path: Path) -> N
     with chromium(1000, 800) as driver:
         driver.get(page.as_uri())
         driver.switch_to.frame(driver.find_element("css selector", "iframe"))
-        wait_for(lambda: "Alerts, in order of cause" in driver.execute_script("return document.body.innerText"), "the page")
+        wait_for(lambda: "Alerts, root causes first" in driver.execute_script("return document.body.innerText"), "the page")
         wait_for(lambda: driver.find_elements("css selector", ".heat canvas"), "a heat map")
         driver.find_element("partial link text", "Link to this alert").click()
         wait_for(lambda: driver.find_elements("css selector", ".chosen .chart"), "the alert's curve")

@@ -147,7 +147,7 @@ def take(folder: Path, pictures: Path, only: list[str] | None) -> None:
             driver.switch_to.default_content()
             Browser(driver).screenshot(pictures / f"{HEALTH}-runs.png")
             tab.open(f"run={FAULT}")
-            tab.shows("Alerts, in order of cause")
+            tab.shows("Alerts, root causes first")
             tab.settled()
             driver.find_element("partial link text", "with its curve").click()
             wait_for(lambda: driver.find_elements("css selector", ".chosen .chart"), "the alert's curve")

@@ -101,7 +101,6 @@ def sample_hashes(batch: BatchTensors) -> tuple[Tensor, Tensor] | None:
 
 
 def _different(values: Tensor) -> Tensor:
-    """How many different numbers there are, shape ``()``."""
     return (values.sort().values.diff() != 0).sum() + 1
 
 
@@ -201,7 +200,6 @@ class BatchHashes(Tables):
             self._next = (self._next + 1) % SLOTS
 
     def _add_samples(self, batch: BatchTensors) -> None:
-        """Compare the samples of a batch with those of earlier ones."""
         found, known, column = sample_hashes(batch), self.samples, SampleHashColumn
         if found is None:
             return

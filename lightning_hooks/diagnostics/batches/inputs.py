@@ -92,7 +92,8 @@ class InputTable(Tables):
         size, differ = len(tensors[self.place]) if self.place in tensors else None, []
         for tensor in compared.values():
             if len(tensor) == size:
-                values = unexpanded(plain_values(tensor))
+                values = plain_values(tensor)  # each number once: without the dimensions along which a tensor is expanded
+                values = values[tuple([slice(None, 1 if step == 0 else None) for step in values.stride()])]
                 rows = values[1:COMPARED] if tensor.is_floating_point() else values[1:]
                 differ.append((rows != values[:1]).any().to(self._samples.rows.device))
         if differ:
@@ -166,11 +167,6 @@ def indices_of(places: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
         found.append(places % size)
         places = places // size
     return tuple(reversed(found))
-
-
-def unexpanded(values: Tensor) -> Tensor:
-    """A view of each number once: without the dimensions along which a tensor is expanded."""
-    return values[tuple([slice(None, 1 if step == 0 else None) for step in values.stride()])]
 
 
 MOST_FEATURES = 4096  # layers with more inputs are not measured
@@ -284,7 +280,6 @@ def id_out_of_range(error: BaseException, model: nn.Module, batch: Any, batch_id
 
 
 def _lookups(traceback: TracebackType | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """The ids and the table of each lookup among the frames."""
     while traceback is not None:
         if traceback.tb_frame.f_code in _LOOKUPS:
             given = traceback.tb_frame.f_locals

@@ -139,12 +139,14 @@ def bad_batch(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if alert.batch is None:
         return None
     rate = facts.rate_at(alert.site)
-    found.add(True, SOME, f"one step leapt, at batch {alert.batch} of epoch {alert.epoch}")
-    found.add(
-        bool(alert.samples) and alert.kind in ("spike", "loss_spike"), SLIGHT, "a gradient leapt that no large update came before"
-    )
-    found.add(
-        rate is not None and bool(rate.began) and rate.lr > 1.5 * (rate.began or 0.0), EXCLUDES, "the learning rate had risen"
+    found.add_all(
+        (True, SOME, f"one step leapt, at batch {alert.batch} of epoch {alert.epoch}"),
+        (
+            bool(alert.samples) and alert.kind in ("spike", "loss_spike"),
+            SLIGHT,
+            "a gradient leapt that no large update came before",
+        ),
+        (rate is not None and bool(rate.began) and rate.lr > 1.5 * (rate.began or 0.0), EXCLUDES, "the learning rate had risen"),
     )
     what = f"batch {alert.batch} of epoch {alert.epoch}"
     named = f" ({alert.of_samples.rstrip('.')})" if alert.samples else ""

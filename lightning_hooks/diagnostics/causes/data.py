@@ -41,9 +41,11 @@ def large_inputs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     ratio = max((scales.ratio for scales in facts.features.feature_scales.values()), default=1.0)
     columns = ratio > 3 and not facts.features.images
     away = abs(stats.mean) / stats.std if stats.std > 0 else 0.0
-    found.add(stats.rms > 8, STRONG if stats.rms > 50 else SOME, f"its root mean square is {stats.rms:.3g}")
-    found.add(bytes_, SOME, "it looks like bytes")
-    found.add(away > 4, STRONG, f"its mean is {stats.mean:.3g}, {away:.3g} times its standard deviation")
+    found.add_all(
+        (stats.rms > 8, STRONG if stats.rms > 50 else SOME, f"its root mean square is {stats.rms:.3g}"),
+        (bytes_, SOME, "it looks like bytes"),
+        (away > 4, STRONG, f"its mean is {stats.mean:.3g}, {away:.3g} times its standard deviation"),
+    )
     layer, alike = _first_layer(facts)
     found.add(alert.kind in _ALIKE and alike < 1e-2, SLIGHT, f"samples differ by {alike:.2g} of their size at {layer}")
     found.add(alert.severity == "info" and stats.rms <= 50, EXCLUDES, "nothing shows that it does harm")
@@ -170,10 +172,12 @@ def unrelated_targets(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     """The targets do not follow from what the model is given."""
     over, (first, alike) = facts.flow.over_constant, _first_layer(facts)
     ratio = max((facts.usual_ratio(name) for name in facts.optimizers), default=math.nan)
-    found.add(0.97 < over < 1.15, SOME, f"the loss is {over:.3g} of that of the best constant answer")
-    found.add(3e-4 < ratio < 0.1, SOME, f"steps are of a usual size: {ratio:.2g} of a weight")
-    found.add(alert.severity == "info", EXCLUDES, "it may begin to learn")
-    found.add(alike < 1e-2, AGAINST, f"samples are next to the same at {first}")
+    found.add_all(
+        (0.97 < over < 1.15, SOME, f"the loss is {over:.3g} of that of the best constant answer"),
+        (3e-4 < ratio < 0.1, SOME, f"steps are of a usual size: {ratio:.2g} of a weight"),
+        (alert.severity == "info", EXCLUDES, "it may begin to learn"),
+        (alike < 1e-2, AGAINST, f"samples are next to the same at {first}"),
+    )
     what = "that row i of the targets belongs to row i of the inputs (one shuffle, sort or loader for both)"
     remedy = Remedy("check", f"{what}, and that what the model is given holds what targets depend on", steps=SOON)
     return "Weights move, and the loss stays at that of a constant: targets do not follow from what the model is given.", [remedy]

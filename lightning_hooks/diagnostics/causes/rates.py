@@ -79,17 +79,21 @@ def rate_too_high(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     others = ("update_too_large", "loss_diverging", "step_too_long", "loss_spike", "weights_growing")
     related = [kind for kind in facts.raised(*others) if kind != alert.kind]
     gained = f"its steps gain {gains:.2g} of what their gradients predict"
-    found.add(over > 1, STRONG if over > 5 else SOME, range_)
-    found.add(over <= 0.3 and not ratio > 1, AGAINST, f"{rate.lr:.3g} is usual for {rate.kind}")
-    found.add(ratio > 0.02, STRONG if ratio > 1 else SOME, f"{size}, where {USUAL_UPDATE:g} is usual")
-    found.add(ratio < 2 * USUAL_UPDATE and not related, AGAINST, f"{size}, which is usual")
-    found.add(gains < 0.1, SOME, gained)
-    found.add(gains > 0.5, AGAINST, gained)
+    found.add_all(
+        (over > 1, STRONG if over > 5 else SOME, range_),
+        (over <= 0.3 and not ratio > 1, AGAINST, f"{rate.lr:.3g} is usual for {rate.kind}"),
+        (ratio > 0.02, STRONG if ratio > 1 else SOME, f"{size}, where {USUAL_UPDATE:g} is usual"),
+        (ratio < 2 * USUAL_UPDATE and not related, AGAINST, f"{size}, which is usual"),
+        (gains < 0.1, SOME, gained),
+        (gains > 0.5, AGAINST, gained),
+    )
     raised = rate.lr > 1.5 * began
-    found.add(raised, SOME, f"it began with {began:.2g} and was raised to {rate.lr:.2g}")
-    found.add(bool(related), SLIGHT, f"{' and '.join(related)} {'is' if len(related) == 1 else 'are'} raised too")
-    found.add(over <= 0.3 and bool(facts.magnified), AGAINST, facts.magnified)
-    found.add(facts.overflows, SLIGHT, "numbers grew from step to step until they overflowed")
+    found.add_all(
+        (raised, SOME, f"it began with {began:.2g} and was raised to {rate.lr:.2g}"),
+        (bool(related), SLIGHT, f"{' and '.join(related)} {'is' if len(related) == 1 else 'are'} raised too"),
+        (over <= 0.3 and bool(facts.magnified), AGAINST, facts.magnified),
+        (facts.overflows, SLIGHT, "numbers grew from step to step until they overflowed"),
+    )
     harmless = alert.severity == "info" and not (facts.flow.loss or NO_LOSS).nonfinite_steps
     found.add(harmless, EXCLUDES, "nothing shows that it does harm")
     to, effect = lower_rate(rate, facts), f"update ratios near {USUAL_UPDATE:g}, and a loss that falls"
@@ -146,12 +150,14 @@ def rate_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     ratio, known, gains = facts.usual_ratio(rate.optimizer), usual(rate), facts.step_ratio
     size, over = f"a step changes a weight by {ratio:.2g} of its size", facts.flow.over_constant
     small = ratio < USUAL_UPDATE / 10
-    found.add(small, SOME, f"{size}; {USUAL_UPDATE:g} is usual")
-    found.add(small and over > 0.97, SLIGHT, f"the loss is still {over:.3g} of that of the best constant answer")
-    found.add(rate.lr < known.low, SOME, f"{rate.kind}'s usual range is {known.low:g} to {known.high:g}")
-    found.add(rate.lr >= known.typical, AGAINST, f"{rate.lr:.3g} is usual for {rate.kind}")
-    found.add(gains > 0.99, SLIGHT, f"its steps gain {gains:.3g} of what their gradients predict")
-    found.add(alert.severity == "info" and alert.kind != "step_too_short", EXCLUDES, "nothing shows that it does harm")
+    found.add_all(
+        (small, SOME, f"{size}; {USUAL_UPDATE:g} is usual"),
+        (small and over > 0.97, SLIGHT, f"the loss is still {over:.3g} of that of the best constant answer"),
+        (rate.lr < known.low, SOME, f"{rate.kind}'s usual range is {known.low:g} to {known.high:g}"),
+        (rate.lr >= known.typical, AGAINST, f"{rate.lr:.3g} is usual for {rate.kind}"),
+        (gains > 0.99, SLIGHT, f"its steps gain {gains:.3g} of what their gradients predict"),
+        (alert.severity == "info" and alert.kind != "step_too_short", EXCLUDES, "nothing shows that it does harm"),
+    )
     to = rate.lr * USUAL_UPDATE / ratio if ratio > 0 else math.nan
     most = known.high if math.isfinite(known.high) else 100 * rate.lr
     if rate.lr < known.low or not math.isfinite(to):
@@ -181,11 +187,13 @@ def wrong_schedule(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     settings, schedule, planned, remedies = rate.settings, next(iter(facts.schedules), None), facts.setup.planned_steps, []
     lr, peak, initial, low = settings.lr or 0.0, settings.lr_peak or 0.0, settings.lr_initial or 0.0, settings.low_steps
     least = min(each.settings.lr or 0.0 for each in facts.rates())
-    found.add(least < 0, PROOF, f"it is {least:.2g} now: steps climb the loss")
-    found.add(low > 0, STRONG, f"it was {peak:.2g}, and has been near 0 for {low} steps")
-    found.add(0 <= lr < 0.1 * initial and peak < 0.1 * initial, STRONG, f"it is made for {initial:.2g} and has reached {peak:.2g}")
-    found.add(peak > 1.5 * initial > 0, STRONG, f"it began with {initial:.2g} and has reached {peak:.2g}")
-    found.add(rate.first == 0 and initial > 0, STRONG, f"it is made for {initial:.2g}, and the rate was 0 when training started")
+    found.add_all(
+        (least < 0, PROOF, f"it is {least:.2g} now: steps climb the loss"),
+        (low > 0, STRONG, f"it was {peak:.2g}, and has been near 0 for {low} steps"),
+        (0 <= lr < 0.1 * initial and peak < 0.1 * initial, STRONG, f"it is made for {initial:.2g} and has reached {peak:.2g}"),
+        (peak > 1.5 * initial > 0, STRONG, f"it began with {initial:.2g} and has reached {peak:.2g}"),
+        (rate.first == 0 and initial > 0, STRONG, f"it is made for {initial:.2g}, and the rate was 0 when training started"),
+    )
     effect = "a rate above 0 to the end"
     if schedule is None:  # code sets the rate, or a schedule that only it knows
         if initial <= 0:

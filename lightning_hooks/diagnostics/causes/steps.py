@@ -57,10 +57,12 @@ def clip_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     norm, summed = facts.usual_norm, loss_summed.judge(alert, facts)
     if facts.setup.clip_norm is None or not norm > facts.setup.clip_norm:
         return None
-    found.add(True, SOME, f"the usual norm is {norm:.3g}")
-    found.add(norm > 10 * facts.setup.clip_norm, SOME, f"that is {norm / facts.setup.clip_norm:.3g} times the threshold")
-    found.add(summed is not None, AGAINST, "the loss is as large as a sum over the batch")
-    found.add(bool(facts.raised("exploding")), EXCLUDES, "exploding is raised too: that norm is no measure of a usual step")
+    found.add_all(
+        (True, SOME, f"the usual norm is {norm:.3g}"),
+        (norm > 10 * facts.setup.clip_norm, SOME, f"that is {norm / facts.setup.clip_norm:.3g} times the threshold"),
+        (summed is not None, AGAINST, "the loss is as large as a sum over the batch"),
+        (bool(facts.raised("exploding")), EXCLUDES, "exploding is raised too: that norm is no measure of a usual step"),
+    )
     return f"gradient_clip_val is {facts.setup.clip_norm:g}, and the usual norm is {norm:.3g}.", [clip_at(facts, rounded(2 * norm))]
 
 

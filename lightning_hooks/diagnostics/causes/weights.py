@@ -66,9 +66,11 @@ def constant_weights(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgem
         return None
     name = found_at[0]
     first, now = facts.start[name], facts.now.get(name)
-    found.add(bool(near), SOME, "it is at this site, or next to it")
-    found.add(not near, SLIGHT, f"{len(flat)} of the model's weights start so")
-    found.add(now is not None and now.constant, SOME, "it is so still")
+    found.add_all(
+        (bool(near), SOME, "it is at this site, or next to it"),
+        (not near, SLIGHT, f"{len(flat)} of the model's weights start so"),
+        (now is not None and now.constant, SOME, "it is so still"),
+    )
     gains = [gain for site, gain in usable_gains(facts).items() if f"{site}.weight" not in flat]
     gain = float(f"{statistics.median(gains) if gains else 1.0:.2g}")
     alike = _alike(facts, name, first, flat)

@@ -27,12 +27,6 @@ IGNORED = -100  # the ``ignore_index`` of PyTorch's losses, and of the models of
 _LABELS = re.compile(r"label|target", re.IGNORECASE)
 
 
-def label_tensors(batch: BatchTensors) -> list[Tensor]:
-    """The integer tensors of a batch that are targets: the second of a pair, and those whose key has "label" or "target" in it."""
-    named = [tensor for place, tensor in batch if place == "[1]" or _LABELS.search(place)]
-    return [one for one in named if not (one.is_floating_point() or one.is_complex() or one.dtype == torch.bool)]
-
-
 @dataclass(frozen=True, slots=True)
 class LabelCounts:
     """Targets that a cross entropy ignores, in the sampled batches.
@@ -65,10 +59,12 @@ class LabelTable(RowTable):
     columns = LabelColumn
 
     def add(self, batch: BatchTensors) -> None:
-        """Record a batch."""
+        """Record the integer tensors of a batch that are the second of a pair, or have "label" or "target" in their key."""
+        named = [tensor for place, tensor in batch if place == "[1]" or _LABELS.search(place)]
+        labels = [one for one in named if not (one.is_floating_point() or one.is_complex() or one.dtype == torch.bool)]
         counts = [
             torch.stack([(values == IGNORED).sum(), torch.full((), values.numel(), device=values.device)])
-            for values in all_values(label_tensors(batch))
+            for values in all_values(labels)
             if values.numel()
         ]
         if counts:
@@ -227,7 +223,10 @@ class LossTargets(CallTable):
                 measured = slice(TargetColumn.INPUTS, TargetColumn.PAIRS + 1)
                 row[measured] = map(max, row[measured], map(float, sizes))
         if given.shape == target.shape and given.dim() > 1 and len(given) >= FEWEST_COMPARED and given[0].numel() > 1:
-            self._look_for_same(index, given, target)
+            inputs, targets = (_sampled(samples).to(row_dtype(given.device)) for samples in (given, target))
+            counts = torch.ones(len(inputs), dtype=torch.bool, device=inputs.device)
+            same = same_rows(inputs, counts) & (targets != targets[:1]).any()
+            self.rows[index, TargetColumn.SAME] += same.to(self.rows)
         if bound in BOUNDS:
             bounded, near = (given, ROUNDING) if bound == KL_DIVERGENCE else (target, NEAR)
             low, high = BOUNDS[bound]
@@ -249,12 +248,6 @@ class LossTargets(CallTable):
         row[TargetColumn.BOUNDED] += outside.numel()
         row[TargetColumn.BOUND] = [*BOUNDS].index(bound) + 1
         self.rows[index, TargetColumn.OUTSIDE] += outside.sum().to(self.rows)
-
-    def _look_for_same(self, index: int, given: Tensor, target: Tensor) -> None:
-        inputs, targets = (_sampled(samples).to(row_dtype(given.device)) for samples in (given, target))
-        counts = torch.ones(len(inputs), dtype=torch.bool, device=inputs.device)
-        same = same_rows(inputs, counts) & (targets != targets[:1]).any()
-        self.rows[index, TargetColumn.SAME] += same.to(self.rows)
 
     def _compare(self, index: int, target: Tensor) -> None:
         samples = _sampled(target)

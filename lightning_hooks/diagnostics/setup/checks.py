@@ -280,7 +280,6 @@ class SetupChecks(Tables):
 
 
 def _vector_decay(groups: Sequence[Mapping[str, Any]]) -> list[VectorDecay]:
-    """The weight decay on the biases and norms of an optimizer, if it holds weights too."""
     known = [(as_number(group.get("weight_decay")) or 0.0, p) for group in groups for p in group["params"]]
     vectors = [(decay, parameter) for decay, parameter in known if not nn.parameter.is_lazy(parameter) and parameter.dim() < 2]
     decays = [decay for decay, _ in vectors if decay > 0]

@@ -254,7 +254,6 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
 
 
 def _norms_of(model: nn.Module) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """The weight and the bias of each norm."""
     norms = [(name, module) for name, module in cleaned(model.named_modules()) if "norm" in type(module).__name__.lower()]
     weights = ((name, stored_tensor(module, "weight"), stored_tensor(module, "bias")) for name, module in norms)
     return {

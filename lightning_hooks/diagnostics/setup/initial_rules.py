@@ -52,7 +52,6 @@ class PoorInit(Rule, kind="poor_init"):
                 )  # fmt: skip
 
     def _of_one_size(self, report: FeatureReport) -> set[str]:
-        """The layers with the small standard deviation that most share."""
         usual = statistics.median(report.initial_rms.values() or [0.0])
         alike = {site for site, rms in report.initial_rms.items() if abs(rms - usual) <= self.same * usual}
         return alike if usual <= self.small and 2 * len(alike) > len(report.initial_rms) else set()

@@ -48,7 +48,12 @@ class ModuleModes:
         self._device, self._dtype = device, row_dtype(device)
         modules = dict(cleaned(model.named_modules()))
         dependent = {name: module for name, module in modules.items() if _depends_on_mode(module)}
-        own = {f"{name}.{share}" if name else share: module for name, module in modules.items() for share in _own_shares(module)}
+        attributes = ((name, module, share, value) for name, module in modules.items() for share, value in contents(module).items())
+        own = {  # what attention and nn.LSTM pass on with their mode
+            f"{name}.{share}" if name else share: module
+            for name, module, share, value in attributes
+            if "dropout" in share and isinstance(value, float) and 0 < value < 1
+        }
         self.names = [*dependent, *own]
         self._chains = [[modules[outer] if outer in modules else own[outer] for outer in outwards(name)] for name in self.names]
         self._levels = [UNSEEN] * len(self.names)
@@ -135,7 +140,6 @@ class ModuleModes:
         return min(filter(None, (as_number(stored(norm, "momentum")) for norm in self.norms.values())), default=1.0)
 
     def _running(self) -> tuple[Tensor, Tensor]:
-        """The running means and standard deviations of all norms, one after the other."""
         none = torch.zeros(0, device=self._device)
         of_norms = ([self._buffer(norm, name, size) for norm, size in self._sizes] for name in _RUNNING)
         mean, var = (torch.cat([none, *buffers]).to(self._dtype) for buffers in of_norms)
@@ -149,13 +153,11 @@ class ModuleModes:
         return buffer.detach().to(self._device)
 
     def _per_norm(self, values: Tensor) -> Tensor:
-        """The sum over the channels of each norm."""
         empty = torch.zeros(len(self.norms), dtype=self._dtype, device=self._device)
         return empty.index_add(0, self._owners, values.to(self._dtype))
 
 
 def _in_eval_mode(chain: Sequence[nn.Module]) -> float:
-    """How many modules are in eval mode, from the first one on."""
     return float(next((level for level, module in enumerate(chain) if in_training_mode(module)), len(chain)))
 
 
@@ -172,7 +174,6 @@ def unusual_settings(model: nn.Module) -> dict[str, dict[str, float]]:
 
 
 def _share_dropped(module: nn.Module) -> float:
-    """The share that a dropout, or a stochastic depth, drops; 0 for other modules."""
     # Stochastic depth is in timm, transformers and torchvision.
     if isinstance(module, _DropoutNd) or type(module).__name__.lower().endswith(("droppath", "stochasticdepth")):
         return as_number(stored(module, "drop_prob", stored(module, "p"))) or 0.0
@@ -210,11 +211,6 @@ def _channels(norm: nn.Module) -> int:
     """How many running means a norm has; 0 while they are lazy."""
     mean = stored_tensor(norm, "running_mean")
     return 0 if mean is None else mean.numel()
-
-
-def _own_shares(module: nn.Module) -> list[str]:
-    """The attributes of a module that are a share to drop, as of attention and nn.LSTM: passed on with the module's mode."""
-    return [name for name, value in contents(module).items() if "dropout" in name and isinstance(value, float) and 0 < value < 1]
 
 
 def _untrained(norm: nn.Module) -> bool:

@@ -274,5 +274,4 @@ def _apart(name: str, other: str) -> str:
 
 
 def _cosine(one: Tensor, other: Tensor) -> float:
-    """That of the angle between two; NaN where one is zero."""
     return float(one @ other / (torch.linalg.vector_norm(one) * torch.linalg.vector_norm(other)))

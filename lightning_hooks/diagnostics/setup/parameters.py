@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, islice
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -239,13 +239,12 @@ def copies_in(model: nn.Module, optimizers: Iterable[Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, module in kinds.get(frozenset({False}), ()):
         if found.keys().isdisjoint(outwards(name)):  # else it is a part of a copy
-            alike = (original for original, other in originals.get(_form(module), ()) if _are_equal(other, module))
-            found.update((name, original) for original in islice(alike, 1))
+            for original, other in originals.get(_form(module), ()):
+                pairs = zip(other.parameters(), module.parameters(), strict=True)
+                if all(a.device == b.device and torch.equal(a, b) for a, b in pairs):
+                    found[name] = original
+                    break
     return found
-
-
-def _are_equal(one: nn.Module, other: nn.Module) -> bool:
-    return all(a.device == b.device and torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 SLOW = 0.1  # rate of a body over the largest one of its optimizer up to which it is fine-tuned

@@ -115,7 +115,6 @@ class NotOptimized(Rule, kind="not_optimized"):
 
 
 def _trained_elements(report: GradientFlowReport) -> int:
-    """How many numbers require a gradient."""
     return sum(setup.elements for setup in report.setups.values() if setup.trains)
 
 
@@ -163,7 +162,6 @@ class Shared(Rule, kind="shared"):
 
 
 def _shapes(report: GradientFlowReport, names: Sequence[str]) -> str:
-    """The shapes of tensors: ``5x64, 5``; of many the first three."""
     shapes = ["x".join(map(str, report.model_setup.foreign[name])) or "1" for name in names]
     return ", ".join(shapes[:3]) + ", …" * (len(shapes) > 3)
 

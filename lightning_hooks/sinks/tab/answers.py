@@ -53,6 +53,12 @@ def _data() -> Any:
     return data
 
 
+def _compared(a: Any, b: Any) -> dict[str, Any]:
+    from lightning_hooks.run_report.compare import compare
+
+    return compare(a, b)
+
+
 def _of(query: Query) -> tuple[int, str, str]:
     return int(query["monitor"]), query["table"], query["stat"]
 
@@ -63,8 +69,7 @@ ANSWERS: dict[str, Callable[[Runs, Query], dict[str, Any]]] = {
     "/heat": lambda runs, query: _data().heat(
         runs.run(query["run"])[0], *_of(query), row=int(query["row"]) if "row" in query else None
     ),
-    "/names": lambda runs, query: {"names": _data().names(runs.run(query["run"])[0], *_of(query))},
-    "/compare": lambda runs, query: _data().both(runs.run(query["a"])[0], runs.run(query["b"])[0]),
+    "/compare": lambda runs, query: _compared(runs.run(query["a"])[0], runs.run(query["b"])[0]),
 }
 PATHS = (*STATIC, *ANSWERS)
 

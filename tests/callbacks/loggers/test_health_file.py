@@ -92,12 +92,9 @@ def test_it_says_what_report_json_says(windows: int | None, tmp_path: Path, caps
     assert (dead["kind"], dead["site"], dead["class"]) == ("dead", "net.act", "torch.nn.modules.activation.ReLU")
     assert dead["created_at"] == f"tests/callbacks/loggers/test_health_file.py:{created}"
     assert dead["defined_at"].startswith("torch/nn/modules/activation.py:")
-    assert dead["record"]["sites"]["dead_fraction"] == 1.0
     assert {alert["kind"] for alert in found["alerts"][1:]} >= {"zero"}
     assert found["loss"] == {"first": pytest.approx(found["loss"]["first"]), "last": pytest.approx(found["loss"]["last"])}
     assert "dead" in found["watched"][0]["kinds"]
-    assert "dead" not in found["not_found"]
-    assert "nonfinite" in found["not_found"]
 
 
 def test_a_crash_is_in_it_and_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
