@@ -18,7 +18,7 @@ from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.plain import to_plain
 from lightning_hooks.run_report.recorded import Source
 from lightning_hooks.run_report.run import Run
-from lightning_hooks.run_report.training import plain_batches
+from lightning_hooks.run_report.training import unusual_batches
 from lightning_hooks.run_report.verdict import Problem, Verdict, judge
 from lightning_hooks.trackers.console import shortened, visible
 
@@ -76,7 +76,9 @@ class Health:
                 "unit": "epoch" if all(report.unit == "epoch" for report in reports) else "step",
                 "windows": verdict.windows,
                 "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
-                "unusual_batches": plain_batches(map(_fields, reports)),
+                "unusual_batches": [
+                    {"measure": "loss", "optimizer": None, **to_plain(one)} for one in unusual_batches(map(_fields, reports))
+                ],
                 "watched": [_watched(watched) for watched in self.watched],
                 "not_found": self._not_found(),
                 "alerts": alerts[:MOST_ALERTS],

@@ -70,32 +70,9 @@ def layers(run: Run) -> Sequence[tuple[str, str, str, int]]:
     return list(zip(*(columns.get(key, ()) for key in ("name", "type", "detail", "parameters")), strict=False))
 
 
-def unusual_batches(reports: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The batches with the largest losses and gradient norms in the fields of each monitor's last report, the largest first.
-
-    Returns:
-        The name of an optimizer to the batches with the largest norms, behind an empty name for those with the largest losses; what
-        is not known is left out.
-    """
-    known = list(reports)
-    losses = [("", fields.get("largest_losses")) for fields in known]
-    norms = [entry for fields in known for entry in fields.get("largest_norms", {}).items()]
-    return {optimizer: batches for optimizer, batches in (*losses, *norms) if batches}
-
-
-def batches_of(run: Run) -> dict[str, tuple[UnusualBatch, ...]]:
-    """The same of a run that was read from its file, without the reports' classes, which need torch."""
-    known = unusual_batches(record.fields for record in run.monitors)
-    return {optimizer: from_plain(tuple[UnusualBatch, ...], batches) for optimizer, batches in known.items()}
-
-
-def plain_batches(reports: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The same in plain JSON types, a batch each."""
-    return [
-        {"measure": "gradient_norm" if optimizer else "loss", "optimizer": optimizer or None, **to_plain(one)}
-        for optimizer, batches in unusual_batches(reports).items()
-        for one in batches
-    ]
+def unusual_batches(reports: Iterable[Mapping[str, Any]]) -> list[UnusualBatch]:
+    """The batches with the largest losses in the fields of each monitor's last report, the largest first."""
+    return [from_plain(UnusualBatch, to_plain(one)) for fields in reports for one in fields.get("largest_losses") or ()]
 
 
 # What a step ratio means: in words, from which ratio, its colour.
@@ -148,22 +125,19 @@ def learning_charts(run: Run) -> list[Block]:
 
 
 def unusual(run: Run) -> Iterator[Card]:
-    """The batches with the largest losses and gradients."""
+    """The batches with the largest losses."""
     card: Card = [
         {
-            "text": "The five batches of the run with the largest value; in a healthy run they are often the first ones. A sample "
+            "text": "The five batches of the run with the largest loss; in a healthy run they are often the first ones. A sample "
             "that is in several of them is worth a look."
         }
     ]
-    for optimizer, batches in batches_of(run).items():
-        title = f"Largest gradient norms before clipping, {optimizer}" if optimizer else "Largest losses"
-        heads = ("norm" if optimizer else "loss", "epoch", "batch", "step", "samples")
-        cells = [
-            (one.value, one.epoch, one.batch, one.step, some([*map(str, one.samples)], MOST_SAMPLES) or DASH) for one in batches
-        ]
-        card += [{"title": title}, table(heads, cells)]
-    if len(card) > 1:
-        yield card
+    cells = [
+        (one.value, one.epoch, one.batch, one.step, some([*map(str, one.samples)], MOST_SAMPLES) or DASH)
+        for one in unusual_batches(record.fields for record in run.monitors)
+    ]
+    if cells:
+        yield [*card, {"title": "Largest losses"}, table(("loss", "epoch", "batch", "step", "samples"), cells)]
 
 
 def model(run: Run, most: int) -> Iterator[Card]:
