@@ -18,9 +18,6 @@ MOST = 5  # how many batches are kept
 MOST_SAMPLES = 64  # how many samples of a batch are named
 SLOTS = 4096  # batches whose step is remembered, the last ones, as many as those whose loss a window holds one by one
 
-# Returns the samples of a batch, by its epoch and its index; empty where they are not known.
-SamplesOf = Callable[[int, int], Sequence[int | str]]
-
 
 @dataclass(frozen=True, slots=True)
 class UnusualBatch:
@@ -54,8 +51,13 @@ class LargestLosses:
         """A batch ends, before which the global step was ``step``."""
         self._steps[batch % SLOTS] = step
 
-    def of_window(self, window: LossWindow, epoch: int, samples_of: SamplesOf) -> tuple[UnusualBatch, ...]:
-        """The largest of the run, with those of the window under way, the largest first; of equal ones the earlier."""
+    def of_window(
+        self, window: LossWindow, epoch: int, samples_of: Callable[[int, int], Sequence[int | str]]
+    ) -> tuple[UnusualBatch, ...]:
+        """The largest of the run, with those of the window under way, the largest first; of equal ones the earlier.
+
+        ``samples_of`` returns the samples of a batch, by its epoch and its index; empty where they are not known.
+        """
         values, first = np.where(np.isfinite(window.values), window.values, -math.inf), window.first
         batches = {(one.epoch, one.batch): one for one in self._known}
         for place in np.argsort(-values, kind="stable")[:MOST].tolist():

@@ -257,7 +257,7 @@ def expert_load(reports: RouterReport | Sequence[RouterReport]) -> Figure:
     """
     last = as_reports(reports, RouterReport, "RouterMonitor")[-1]
     loads = {name: stats.load for name, stats in last.routers.items()}
-    most = max(map(max, loads.values()), default=0.0) or 1.0
+    most = max((max(load) for load in loads.values()), default=0.0) or 1.0
     return cell_figure(
         "Load of experts", last.when, loads, part="expert", scale="share of choices", limits=(0.0, most),
         missing="There was no router.",
