@@ -110,6 +110,14 @@ def _dropped(run: Run) -> dict[str, float]:
     return {site: use.p * (use.in_validation + use.in_eval_mode > 0) for site, use in run.features[-1].dropout.items()}
 
 
+def _stream(run: Run) -> dict[str, float]:
+    return {block: stats.rms for block, stats in run.features[-1].residual.items()}
+
+
+def _outliers(run: Run) -> dict[str, float]:
+    return {block: stats.channel_ratio for block, stats in run.features[-1].residual.items()}
+
+
 def _precision(run: Run) -> dict[str, float]:
     precision = run.features[-1].precision
     share = 0.0 if precision is None else precision.full_share
@@ -118,7 +126,7 @@ def _precision(run: Run) -> dict[str, float]:
 
 PICTURES: dict[str, tuple[str, str, Callable[[Run], Figure]]] = {
     "step_too_long": ("lr_times_1000_sgd", "the loss of each step", loss),
-    "dead": ("negative_bias", "dead_units", lambda run: plots.dead_units(run.features)),
+    "dead": ("negative_bias", "dead_fraction", heat("features", "dead_fraction")),
     "saturated": ("unnormalised_tanh", "saturated_fraction", heat("features", "saturated_fraction")),
     "constant": ("black_images", "std", heat("features", "std", relative=False)),
     "nonfinite": ("nan_in_one_batch", "nonfinite_fraction", heat("features", "nonfinite_fraction")),
@@ -138,8 +146,12 @@ PICTURES: dict[str, tuple[str, str, Callable[[Run], Figure]]] = {
     "attention_logits": ("large_queries_and_keys", "max_logit_by_head", heads("max_logit")),
     "attention_collapse": ("wrong_scale", "entropy_by_head", heads("entropy")),
     "masked_rows": ("inverted_written_mask", "masked_rows_by_head", heads("masked_rows")),
-    "activation_outliers": ("one_bias_of_20000", "residual_stream", lambda run: plots.residual_stream(run.features[-1])),
-    "residual_growth": ("shortcut_doubled", "residual_stream", lambda run: plots.residual_stream(run.features[-1])),
+    "activation_outliers": (
+        "one_bias_of_20000",
+        "residual",
+        bars("Largest channel", "its RMS over that of the median one, behind each block", _outliers),
+    ),
+    "residual_growth": ("shortcut_doubled", "residual", bars("Residual stream", "RMS behind each block", _stream)),
     "vanishing": ("deep_sigmoid", "gradient_flow", lambda run: plots.gradient_flow(run.gradients[-1])),
     "exploding": ("exploding_rnn", "gradient_flow", lambda run: plots.gradient_flow(run.gradients[0])),
     "zero": ("zero_init", "zero_fraction", heat("gradients", "zero_fraction", of="parameter")),

@@ -32,7 +32,6 @@ from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.rules import *
 from lightning_hooks.diagnostics.loss_inputs.targets import LabelCounts, TargetStats
 from lightning_hooks.diagnostics.loss_inputs.validated import ClassPairs
-from lightning_hooks.diagnostics.metrics.collector import MetricReport, MetricValue
 from lightning_hooks.diagnostics.metrics.rules import *
 from lightning_hooks.diagnostics.metrics.use import MetricUse
 from lightning_hooks.diagnostics.nonfinite.rules import *
@@ -105,9 +104,7 @@ __all__ = [
     "LabelCounts",
     "LearningReport",
     "LossReport",
-    "MetricReport",
     "MetricUse",
-    "MetricValue",
     "ModelSetup",
     "Mute",
     "OptimizerStats",

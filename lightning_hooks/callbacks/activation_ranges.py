@@ -73,7 +73,7 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         check_levels(dtype, scheme)
         self.method, self.dtype, self.scheme, self.percentile = method, dtype, scheme, percentile
         self._new_table = partial(RangeTable, method=method, percentile=percentile)
-        new = partial(RangeCollector, new_table=self._new_table, levels=(dtype, scheme), method=method)
+        new = partial(RangeCollector, new_table=self._new_table, levels=(dtype, scheme))
         super().__init__(settings, new)
 
     @classmethod

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from lightning.pytorch import LightningModule, Trainer
-from torchmetrics import Metric, MetricCollection
 from typing_extensions import override
 
 from lightning_hooks.declare.collector import Collector, R
@@ -24,9 +23,6 @@ from lightning_hooks.statistics.histograms import Histogram
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-
-# Modules, or pairs of them, to the metrics that are updated with their outputs: typed for LightningCLI.
-Metrics = Mapping[Any, Metric | MetricCollection] | None
 
 
 def names_of_callbacks(trainer: Trainer) -> set[str]:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from lightning_hooks.alerts import AttentionReport, ClipReport, FeatureReport, GradientFlowReport, MetricReport, RouterReport
-from lightning_hooks.callbacks.monitor import Metrics, Monitor
+from lightning_hooks.alerts import AttentionReport, ClipReport, FeatureReport, GradientFlowReport, RouterReport
+from lightning_hooks.callbacks.monitor import Monitor
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.diagnostics.attention.collector import AttentionCollector
 from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
@@ -79,7 +79,6 @@ class FeatureStatsMonitor(ModelReports, Monitor[FeatureReport]):
         check_every_n_steps: int | None = None,
         progress_bar: bool = False,
         functional: bool = True,
-        metrics: Metrics = None,
     ) -> None:
         own, *self._others = members_of(FEATURES, others=FeatureReport, **arguments_in(locals()))
         super().__init__(own.settings)
@@ -88,11 +87,6 @@ class FeatureStatsMonitor(ModelReports, Monitor[FeatureReport]):
     @override
     def members(self) -> Sequence[Member]:
         return (self.member, *self._others)
-
-    @override
-    def to_frame(self) -> Any:
-        metrics = (member.history.reports for member in self._others if member.kind.report_type is MetricReport)
-        return self.member.history.to_frame(*metrics)
 
 
 class GradientFlowMonitor(Monitor[GradientFlowReport]):
@@ -104,10 +98,10 @@ class GradientFlowMonitor(Monitor[GradientFlowReport]):
 
     Each epoch ``callback_metrics`` gets ``gradient_flow/<module>/<stat>`` (mean, std, min, max, rms, norm, zero_fraction,
     nonfinite_fraction), ``gradient_flow/<parameter>/<stat>`` (norm, norm_max, rms, zero_fraction, nonfinite_steps,
-    missing_steps, update_ratio, weight_norm, …), of each optimizer ``gradient_flow/0-Adam/<stat>`` (lr, update_rms, instability,
-    stale_fraction), ``gradient_flow/total_norm``, of the whole model ``gradient_flow/model/<stat>_median`` and
-    ``…_worst`` (rms of modules, norm and update_ratio of parameters) with ``model/rms_min`` and ``model/rms_max``, and
-    ``gradient_flow/alerts/<kind>``. NaN where nothing was measured. Loggers get what ``logged`` says.
+    missing_steps, update_ratio, weight_norm, …), of each optimizer ``gradient_flow/0-Adam/<stat>`` (lr, stale_fraction),
+    ``gradient_flow/total_norm``, of the whole model ``gradient_flow/model/<stat>_median`` and ``…_worst`` (rms of modules, norm
+    and update_ratio of parameters), and ``gradient_flow/alerts/<kind>``. NaN where nothing was measured. Loggers get what
+    ``logged`` says.
 
     The arguments are those of :class:`~lightning_hooks.TrainingMonitor`, for gradients alone: ``modules`` chooses where the
     gradient at an output is recorded, parameters are always all observed, at the first optimizer step at or after each sampled
@@ -240,8 +234,8 @@ class RouterMonitor(Monitor[RouterReport]):
     Llama 4, gpt-oss, Switch, …), modules called a router that know their number of experts, and linear layers called ``gate`` or
     ``router`` next to ``experts``. Padding counts as tokens. In a compiled region the choices are the largest logits.
 
-    Logged each window: ``routers/<router>/<stat>`` with stat one of balance, max_load, dead_fraction, entropy, margin,
-    overflow_fraction, dropped_fraction; ``routers/<codebook>/<stat>`` (perplexity, usage, max_share); of the whole model
+    Logged each window: ``routers/<router>/<stat>`` with stat one of balance, max_load, dead_fraction, dropped_fraction;
+    ``routers/<codebook>/<stat>`` (perplexity, usage, max_share); of the whole model
     ``routers/model/<stat>_median`` and ``…_worst``; ``routers/alerts/<kind>``. The load of each expert is in the report.
 
     Args:
@@ -309,7 +303,6 @@ def monitors(
     max_capsule_mb: float = 200,
     keep_batches: int = 0,
     learning: Learning = "auto",
-    metrics: Metrics = None,
 ) -> list[Monitor]:  # type: ignore[type-arg]  # three monitors, each with a report of its own
     """Return feature statistics, gradient flow and clipping events as three callbacks.
 

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
-from lightning_hooks.callbacks.monitor import Metrics, SessionCallback, names_of_callbacks
+from lightning_hooks.callbacks.monitor import SessionCallback, names_of_callbacks
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hosts.fabric import FabricLoop
@@ -88,9 +88,6 @@ class TrainingMonitor(TrainingReports, SessionCallback):
             ``json``, by host name otherwise. None for what the variable ``LIGHTNING_HOOKS_NOTIFY`` says. The address is a secret:
             pickles, checkpoints and saved configurations have a mask in its place.
         live: Whether a notebook shows the run's page below the cell, again after each window; elsewhere a line of text is printed.
-        metrics: torchmetrics of what modules put out, such as ``{"encoder.*": MeanMetric(), ("student.h", "teacher.h"):
-            CosineSimilarity()}``: a name, pattern or type of modules, or two of these, to a Metric or MetricCollection. A copy for
-            each module is updated in sampled batches, and at each window's end logged as ``features/<module>/<metric>`` and reset.
 
     Raises:
         ImportError: If figures are asked for and matplotlib is not installed.
@@ -127,7 +124,6 @@ class TrainingMonitor(TrainingReports, SessionCallback):
         learning: Learning = "auto",
         notify: Address | str | Mapping[str, str] | None = None,
         live: bool = False,
-        metrics: Metrics = None,
     ) -> None:
         arguments = arguments_in(locals())
         super().__init__()

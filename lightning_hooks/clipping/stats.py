@@ -144,7 +144,7 @@ class ClipLedger:
 
     Attributes:
         total: The tally of every step of the pages so far, shape ``(n_clip_columns + n_parameters,)``.
-        watch: The events at single steps, and the largest norms.
+        watch: The events at single steps.
     """
 
     def __init__(self, n_parameters: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> None:
@@ -154,9 +154,7 @@ class ClipLedger:
         self.watch = NormHistory(device, dtype)
         self.total = torch.zeros(N_CLIP_COLUMNS + n_parameters, device=device, dtype=dtype)
 
-    def write(
-        self, before: Tensor, after: Tensor, taken: bool, skips_nonfinite: bool = False, batch: int = 0, global_step: int = 0
-    ) -> None:
+    def write(self, before: Tensor, after: Tensor, taken: bool, skips_nonfinite: bool = False, batch: int = 0) -> None:
         """Add one optimizer step. The norms are stored without a copy until the page is tallied, so they must not change.
 
         Args:
@@ -166,12 +164,11 @@ class ClipLedger:
             skips_nonfinite: The optimizer itself skips a step whose gradients are not finite (fused optimizers under a
                 loss scaler): a step with such norms counts as not taken.
             batch: The training batch, from 0.
-            global_step: The trainer's, before the step.
         """
         later = self._n_parameters - before.shape[0]  # parameters that were added later have 0
         if later:
             before, after = (torch.cat((norms, norms.new_zeros(later))) for norms in (before, after))
-        self._open.append((before, after, taken, skips_nonfinite, batch, global_step))
+        self._open.append((before, after, taken, skips_nonfinite, batch))
         if len(self._open) == self._page_size:
             self.close_page()
 
@@ -185,14 +182,14 @@ class ClipLedger:
         """Tally the steps of the page that is not full yet."""
         if not self._open:
             return
-        befores, afters, steps_taken, skips, batches, global_steps = zip(*self._open, strict=True)
+        befores, afters, steps_taken, skips, batches = zip(*self._open, strict=True)
         self._open = []
         before, after = torch.stack(befores).to(self.total), torch.stack(afters).to(self.total)
         taken = torch.tensor(steps_taken).to(before.device, non_blocking=True)
         if any(skips):
             taken &= torch.isfinite(before.sum(1)) | ~torch.tensor(skips).to(before.device, non_blocking=True)
         self.total = merge_tallies(torch.stack((self.total, tally(before, after, taken))))
-        self.watch.read(before, batches, taken, global_steps)
+        self.watch.read(before, batches, taken)
 
     def reset(self) -> None:
         """Start an empty ledger."""

@@ -15,9 +15,6 @@ WINDOW = 128  # number of previous steps that a step is compared with, as in OLM
 
 FIRST_STEPS = 8  # number of first steps of a training that define the usual size of its gradients
 
-LARGEST = 5  # number of steps of an epoch whose norms are kept, the largest ones
-N_STEP_NUMBERS = 3  # of each of them: its norm, its batch, and the trainer's global_step before it
-
 
 class EventColumn(IntEnum):
     """The columns of an optimizer's events."""
@@ -88,11 +85,6 @@ class StepEvents:
     discarded_batches: int = 0
 
 
-def largest_steps(rows: Tensor) -> Tensor:
-    """Of steps, shape ``(k, N_STEP_NUMBERS)``, those with the largest norms, the largest first; of equal ones the earlier."""
-    return rows.index_select(0, rows[:, 0].sort(descending=True, stable=True).indices[:LARGEST])
-
-
 class NormHistory:
     """Compares the norm of each step with those of the previous steps, many steps at a time, on the device. No host sync.
 
@@ -100,8 +92,6 @@ class NormHistory:
 
     Attributes:
         events: The events of the epoch, shape ``(n_event_columns,)``.
-        largest: The steps of the epoch with the largest finite norms, shape ``(LARGEST, N_STEP_NUMBERS)``; a norm of -1 stands for
-            no step.
     """
 
     def __init__(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> None:
@@ -113,21 +103,17 @@ class NormHistory:
         """Start a new epoch."""
         self.events = self.past.new_zeros(N_EVENT_COLUMNS)
         self.events[EventColumn.BAD_BATCH] = math.inf
-        self.largest = self.past.new_full((LARGEST, N_STEP_NUMBERS), -1.0)
 
-    def read(self, norms: Tensor, batches: Sequence[int], taken: Tensor, global_steps: Sequence[int] | None = None) -> None:
+    def read(self, norms: Tensor, batches: Sequence[int], taken: Tensor) -> None:
         """Add steps.
 
         Args:
             norms: Norms of the parameters' gradients before clipping, shape ``(k, n)``.
             batches: The training batch of each step.
             taken: Which steps were taken, boolean, shape ``(k,)``; the others are ignored.
-            global_steps: The trainer's ``global_step`` before each; the batches without it.
         """
         steps = norms.shape[0]
-        places = torch.tensor((batches, batches if global_steps is None else global_steps), dtype=norms.dtype)
-        places = places.to(norms.device, non_blocking=True)
-        when = places[0]
+        when = torch.tensor(batches, dtype=norms.dtype).to(norms.device, non_blocking=True)
         total = torch.linalg.vector_norm(norms, dim=1)
         finite = taken & torch.isfinite(total)
         known = torch.where(finite, total, math.nan)
@@ -149,8 +135,6 @@ class NormHistory:
         self._keep_larger(EventColumn.JUMP, torch.stack((jump, sigmas, total, mean, count, when, parameter), 1).to(norms.dtype))
         self._keep_larger(EventColumn.GROWTH, torch.stack((growth, total, when), 1))
         self._keep_first(norms, when, taken & ~torch.isfinite(total))
-        named = torch.cat((torch.where(finite, total, -1.0)[None], places)).T
-        self.largest = largest_steps(torch.cat((self.largest, named)))
         self.recent = series[-WINDOW:]
         self.past = torch.stack((self.past[0] + finite.sum(), largest[-1], first[-1]))
 

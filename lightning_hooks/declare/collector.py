@@ -104,14 +104,14 @@ class ReportView(ABC, Generic[R]):
         prefix: First part of its tags.
         ranking: The statistics of a site, what matters most first.
         logged_by_default: Those of them that are logged by default; None for all.
-        drawn: The statistic of its heat map, where the user names none.
+        summary: The tables that ``summary="full"`` prints, each with the titles of its columns and their statistics.
     """
 
     prefix: ClassVar[str]
     report_type: ClassVar[type[Report]]
     ranking: ClassVar[tuple[str, ...]] = ()
     logged_by_default: ClassVar[tuple[str, ...] | None] = None
-    drawn: ClassVar[str] = "scale"
+    summary: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
     @abstractmethod
     def scalars(self, report: R) -> dict[str, float]:
@@ -140,14 +140,6 @@ class ReportView(ABC, Generic[R]):
             stat: The statistic that the user asks for; None if any will do.
         """
         return None
-
-    def progress(self, report: R) -> dict[str, float]:
-        """What a progress bar shows of a report, next to the number of alerts; of several monitors the largest."""
-        return {}
-
-    @abstractmethod
-    def summary_lines(self, report: R) -> list[str]:
-        """What ``summary="full"`` prints of the last report."""
 
 
 BATCH_EVENTS = ("batch_start", "before_backward", "after_backward", "batch_end")  # the events of each training batch

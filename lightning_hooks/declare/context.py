@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -33,8 +33,6 @@ class MeasuredLoss:
         after: The same after it.
         level: Mean loss of the last batches before the step, each when it was new.
         rounding: How far a loss may be off, for the precision that it is computed in.
-        other_before: The loss of the batch measured before, before this step; None where there is none.
-        other_after: The same after it.
     """
 
     step: int
@@ -42,8 +40,6 @@ class MeasuredLoss:
     after: float
     level: float
     rounding: float = 0.0
-    other_before: float | None = None
-    other_after: float | None = None
 
 
 def is_measured(step: int) -> bool:
@@ -94,7 +90,6 @@ class Context:
         modules: The modules that the user selects.
         records_functional: Whether the user wants the calls of functions as sites.
         learning: Whether it is measured what of the training learns: True, False, or ``auto``.
-        metrics: The user's, by the modules whose outputs they are updated with.
         batch: The training batch under way, from 0 in each epoch.
         batches: Training batches of the window so far, the one under way among them.
         sampled_batches: Those of them that are sampled.
@@ -117,7 +112,6 @@ class Context:
     modules: ModuleSelector | None
     records_functional: bool
     learning: bool | str
-    metrics: Mapping[Any, Any]
     batch: int = 0
     batches: int = 0
     sampled_batches: int = 0

@@ -24,7 +24,6 @@ TABLES = {
     "optimizers": "optimizer",
     "routers": "router",
     "codebooks": "codebook",
-    "metrics": "metric",
 }
 # JSON has no numbers for these; the words are those of JavaScript and of the JSON form of protocol buffers
 NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

@@ -88,16 +88,17 @@ def loading_state(name: str) -> Iterator[None]:
         )
 
 
-REPORT_IT = " Please report this with the model's code at that place."
-
-
-def warn_of_faults(name: str, faults: Faults, what: str = "the hook", advice: str = REPORT_IT) -> None:
-    """Warn, once each, of the hooks of a monitor, or ``what`` else it is, that raised and are disabled since."""
+def warn_of_faults(name: str, faults: Faults) -> None:
+    """Warn, once each, of the hooks of a monitor that raised and are disabled since."""
     by_error: dict[str, list[str]] = {}
     for site, error in faults.take():
         by_error.setdefault(error, []).append(repr(site))
     for error, sites in by_error.items():
-        warn(f"{name}: {what} at {', '.join(sites)} raised {error}; it is switched off and training goes on without it.{advice}")
+        where = ", ".join(sites)
+        warn(
+            f"{name}: the hook at {where} raised {error}; it is switched off and training goes on without it. "
+            "Please report this with the model's code at that place."
+        )
 
 
 @functools.cache

@@ -17,7 +17,6 @@ from lightning_hooks.declare.window import Report
 from lightning_hooks.hooks.listener import OutputTo
 from lightning_hooks.quantization import ActivationRange, RangeTable
 from lightning_hooks.statistics.tables import Tables
-from lightning_hooks.trackers.console import Table, listed
 
 LOGGED = ("min", "max", "scale", "zero_point")
 
@@ -47,11 +46,13 @@ class RangeCollector(Collector[RangeReport]):
         state: As for :class:`Collector`.
         new_table: Makes the table, of the names of the sites and the device.
         levels: ``dtype`` and ``scheme``, as for :class:`~lightning_hooks.ActivationRangeObserver`.
-        method: How a range is chosen, for the summary.
     """
 
     prefix: ClassVar[str] = "ranges"
     report_type: ClassVar[type[Report]] = RangeReport
+    summary: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "sites": {stat.replace("_", " "): stat for stat in (*LOGGED, "smallest", "largest")},
+    }
 
     def __init__(
         self,
@@ -60,11 +61,10 @@ class RangeCollector(Collector[RangeReport]):
         *,
         new_table: Callable[[Sequence[str], torch.device], RangeTable],
         levels: tuple[str, str],
-        method: str,
     ) -> None:
         super().__init__(context, state)
         sites = context.select()
-        self._levels, self._method = levels, method
+        self._levels = levels
         self.table = new_table([name for name, _ in sites], context.host.setup.device)
         for index, (name, module) in enumerate(sites):
             context.listen(name, module, OutputTo(self.table.add, index))
@@ -87,15 +87,3 @@ class RangeCollector(Collector[RangeReport]):
     @override
     def scalars(self, report: RangeReport) -> dict[str, float]:
         return stat_scalars(self.prefix, self.names, report.sites, LOGGED)
-
-    @override
-    def summary_lines(self, report: RangeReport) -> list[str]:
-        total = len(report.sites) + len(report.silent)
-        widest = sorted(report.sites.items(), key=lambda item: -item[1].scale)[:5]
-        columns = {stat.replace("_", " "): stat for stat in (*LOGGED, "smallest", "largest")}
-        return [
-            f"Activation ranges ({', '.join((self._method, *self._levels))}), epoch {report.epoch}: {len(report.sites)} of {total} "
-            f"modules recorded, in {report.sampled_batches} of {report.batches} batches.",
-            *listed("Silent", report.silent),
-            Table.of("module", columns, widest),
-        ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 
 class Panel(NamedTuple):
@@ -13,7 +13,6 @@ class Panel(NamedTuple):
     curves: Mapping[str, tuple[str, str]]  # what, to its statistic, and that of its largest value or nothing
     limit: str = ""  # the statistic of the last window that is a limit of the curves; empty without
     rule: str = ""  # the kind of alert whose limit is one; empty without
-    kind: Literal["log", "linear"] = "log"  # the scale of numbers that are no shares: ``log`` or ``linear``
 
 
 class Section(NamedTuple):
@@ -69,14 +68,5 @@ SECTIONS = (
             "steps": "steps", "clipped": "rate", "norm before": "norm_before", "norm after": "norm_after",
             "skipped": "skipped_steps", "non-finite": "nonfinite_steps",
         },
-    ),
-    Section(
-        title="Metrics",
-        prefix="metrics",
-        table="metrics",
-        stats=("value",),
-        panels=(Panel({"value": ("value", "")}, kind="linear"),),
-        facts=lambda *_: ([], ""),
-        columns={"value": "value"},
     ),
 )  # fmt: skip

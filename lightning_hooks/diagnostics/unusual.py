@@ -1,34 +1,30 @@
-"""The batches of a run with the largest losses and the largest gradient norms."""
+"""The batches of a run with the largest losses."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from typing_extensions import override
 
 from lightning_hooks.declare.plain import from_plain, to_plain
 from lightning_hooks.diagnostics.loss.report import LossWindow
 
 MOST = 5  # how many batches are kept
 MOST_SAMPLES = 64  # how many samples of a batch are named
-
-Found = tuple[float, int, int]  # the value of a batch, its index in the epoch, and the global step before it
-# Returns the samples of a batch, by its epoch and its index; empty where they are not known.
-SamplesOf = Callable[[int, int], Sequence[int | str]]
+SLOTS = 4096  # batches whose step is remembered, the last ones, as many as those whose loss a window holds one by one
 
 
 @dataclass(frozen=True, slots=True)
 class UnusualBatch:
-    """A training batch with one of the five largest losses, or gradient norms, of a run.
+    """A training batch with one of the five largest losses of a run.
 
     Attributes:
-        value: Its loss, or the gradient norm before clipping of the optimizer step that it ended.
+        value: Its loss.
         epoch: The epoch.
         batch: Its index in the epoch.
         step: The global step before it.
@@ -43,19 +39,31 @@ class UnusualBatch:
     samples: tuple[int | str, ...] = ()
 
 
-class LargestBatches:
-    """The batches of a run with the largest of a number: of the windows so far, and of the one under way."""
+class LargestLosses:
+    """The batches of a run with the largest losses: of the windows so far, and of the one under way."""
 
     def __init__(self) -> None:
         self._known: tuple[UnusualBatch, ...] = ()
         self._latest: tuple[UnusualBatch, ...] = ()
+        self._steps = array("q", bytes(8 * SLOTS))  # by the index of the batch
 
-    def read(self, epoch: int, found: Iterable[Found], samples_of: SamplesOf) -> tuple[UnusualBatch, ...]:
-        """The largest of the run, the largest first; of equal ones the earlier."""
+    def batch_end(self, batch: int, step: int) -> None:
+        """A batch ends, before which the global step was ``step``."""
+        self._steps[batch % SLOTS] = step
+
+    def of_window(
+        self, window: LossWindow, epoch: int, samples_of: Callable[[int, int], Sequence[int | str]]
+    ) -> tuple[UnusualBatch, ...]:
+        """The largest of the run, with those of the window under way, the largest first; of equal ones the earlier.
+
+        ``samples_of`` returns the samples of a batch, by its epoch and its index; empty where they are not known.
+        """
+        values, first = np.where(np.isfinite(window.values), window.values, -math.inf), window.first
         batches = {(one.epoch, one.batch): one for one in self._known}
-        for value, batch, step in found:
+        for place in np.argsort(-values, kind="stable")[:MOST].tolist():
+            value, batch = float(values[place]), first + place
             if math.isfinite(value):
-                batches.setdefault((epoch, batch), UnusualBatch(value, epoch, batch, step))
+                batches.setdefault((epoch, batch), UnusualBatch(value, epoch, batch, self._steps[batch % SLOTS]))
         largest = sorted(batches.values(), key=lambda one: (-one.value, one.epoch, one.batch))[:MOST]
         self._latest = tuple(
             one if one in self._known else dataclasses.replace(one, samples=tuple(samples_of(one.epoch, one.batch)[:MOST_SAMPLES]))
@@ -69,39 +77,9 @@ class LargestBatches:
 
     def state(self) -> dict[str, Any]:
         """What a resumed run goes on from, in plain types."""
-        return {"batches": to_plain(self._known)}
+        return {"batches": to_plain(self._known), "steps": self._steps.tolist()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the :meth:`state` of an earlier run."""
         self._known = self._latest = tuple(from_plain(UnusualBatch, one) for one in state.get("batches", ()))
-
-
-SLOTS = 4096  # batches whose step is remembered, the last ones, as many as those whose loss a window holds one by one
-
-
-class LargestLosses(LargestBatches):
-    """The batches with the largest losses, of the losses that windows hold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._steps = array("q", bytes(8 * SLOTS))  # by the index of the batch
-
-    def batch_end(self, batch: int, step: int) -> None:
-        """A batch ends, before which the global step was ``step``."""
-        self._steps[batch % SLOTS] = step
-
-    def of_window(self, window: LossWindow, epoch: int, samples_of: SamplesOf) -> tuple[UnusualBatch, ...]:
-        """As :meth:`read`, with the losses of the window under way, or of several that are merged."""
-        values, first = np.where(np.isfinite(window.values), window.values, -math.inf), window.first
-        places = np.argsort(-values, kind="stable")[:MOST].tolist()
-        found = [(float(values[place]), first + place, self._steps[(first + place) % SLOTS]) for place in places]
-        return self.read(epoch, found, samples_of)
-
-    @override
-    def state(self) -> dict[str, Any]:
-        return super().state() | {"steps": self._steps.tolist()}
-
-    @override
-    def load(self, state: Mapping[str, Any]) -> None:
-        super().load(state)
         self._steps[:] = array("q", state.get("steps", self._steps))

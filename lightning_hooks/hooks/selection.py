@@ -78,9 +78,7 @@ def describe_selector(modules: ModuleSelector | None) -> str:
     return getattr(modules, "__qualname__", type(modules).__qualname__)
 
 
-def select_modules(
-    root: nn.Module, modules: ModuleSelector | None = None, *, calls: bool = False, argument: str = "modules"
-) -> list[tuple[str, nn.Module]]:
+def select_modules(root: nn.Module, modules: ModuleSelector | None = None, *, calls: bool = False) -> list[tuple[str, nn.Module]]:
     """Select modules of ``root`` in the order of ``named_modules()``; the root itself is never selected.
 
     Names are those of the uncompiled, unwrapped model: ``torch.compile``, checkpoint and FSDP prefixes are dropped.
@@ -90,7 +88,6 @@ def select_modules(
         modules: The selector; None takes every leaf that computes something: no pass-through modules (dropout,
             identity, flatten), no losses, no torchmetrics metrics. Patterns with a slash are on names of functional calls.
         calls: Whether functional calls may be all that is selected.
-        argument: What the user gave the selector as, for messages.
 
     Returns:
         (name, module) pairs; a module with two names appears once.
@@ -121,19 +118,19 @@ def select_modules(
         chosen = [(name, module) for name, module in named if predicate(name, module)]
         if not chosen:
             raise ValueError(
-                f"The predicate {argument}={modules!r} selects none of the {len(named)} modules of {type(root).__name__}. "
+                f"The predicate modules={modules!r} selects none of the {len(named)} modules of {type(root).__name__}. "
                 "It is called with (name, module) and returns True for the modules to observe."
             )
         return chosen
     entries = [entry for entry in _entries(modules) if not (isinstance(entry, str) and "/" in entry)]  # else of calls
     if not entries and not calls:
         raise ValueError(
-            f"{argument}={modules!r} selects functional calls only, and modules are observed here. Name modules as well; "
+            f"modules={modules!r} selects functional calls only, and modules are observed here. Name modules as well; "
             "functional calls have feature statistics: FeatureStatsMonitor."
         )
     for entry in entries:
         if not any(_matches(entry, name, module) for name, module in named):
-            raise ValueError(_no_match(entry, root, named, argument))
+            raise ValueError(_no_match(entry, root, named))
     return [(name, module) for name, module in named if any(_matches(entry, name, module) for entry in entries)]
 
 
@@ -302,16 +299,16 @@ def _type_names(kind: type[nn.Module]) -> set[str]:
     return written | {f"torch.nn.{base.__qualname__}" for base in bases if base.__module__.startswith("torch.nn.modules.")}
 
 
-def _no_match(entry: str | type[nn.Module], root: nn.Module, named: list[tuple[str, nn.Module]], argument: str) -> str:
+def _no_match(entry: str | type[nn.Module], root: nn.Module, named: list[tuple[str, nn.Module]]) -> str:
     if not isinstance(entry, str):
         kinds = ", ".join(sorted({type(module).__name__ for _, module in named}))
-        return f"{argument}={entry.__name__} matches no module of {type(root).__name__}; its modules are of type {kinds}."
+        return f"modules={entry.__name__} matches no module of {type(root).__name__}; its modules are of type {kinds}."
     names = [name for name, _ in named]
     jitted = [name for name, module in root.named_modules() if isinstance(module, torch.jit.ScriptModule) and fits(name, entry)]
     if jitted:
-        return f"{argument}={entry!r} matches {jitted[0]!r}, a torch.jit module, which takes no hooks. Choose a module around it."
+        return f"modules={entry!r} matches {jitted[0]!r}, a torch.jit module, which takes no hooks. Choose a module around it."
     listed = ", ".join(map(repr, closest_names(entry, names)))
     return (
-        f"{argument}={entry!r} matches no module of {type(root).__name__}. Closest names: {listed}. "
+        f"modules={entry!r} matches no module of {type(root).__name__}. Closest names: {listed}. "
         "Patterns are globs on the names of named_modules(), such as 'encoder.*' or '*.conv?'."
     )

@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import nn
 from typing_extensions import override
 
-from lightning_hooks.alerts import (
-    RULES,
-    Alert,
-    AttentionReport,
-    ClipReport,
-    FeatureReport,
-    GradientFlowReport,
-    MetricReport,
-    RouterReport,
-)
+from lightning_hooks.alerts import RULES, Alert, AttentionReport, ClipReport, FeatureReport, GradientFlowReport, RouterReport
 from lightning_hooks.declare.collector import Collector
 from lightning_hooks.declare.rulebook import rules_by_report
 from lightning_hooks.diagnostics.attention.collector import AttentionCollector
@@ -27,7 +18,6 @@ from lightning_hooks.diagnostics.clipping_events.collector import ClipCollector
 from lightning_hooks.diagnostics.features.collector import FeatureCollector
 from lightning_hooks.diagnostics.gradients.collector import GradientCollector
 from lightning_hooks.diagnostics.learning.report import LearningReport
-from lightning_hooks.diagnostics.metrics.collector import MetricCollector
 from lightning_hooks.diagnostics.routers.collector import RouterCollector
 from lightning_hooks.run_report.page import RunReport
 from lightning_hooks.run_report.verdict import Status
@@ -46,8 +36,8 @@ T = TypeVar("T")
 
 Collectors = Sequence[type[Collector[Any]]]
 
-# Those of the monitor of feature statistics: the others join where the model has what they measure, or the user asks for it
-FEATURES: Collectors = (FeatureCollector, AttentionCollector, RouterCollector, MetricCollector)
+# Those of the monitor of feature statistics: the others join where the model has what they measure
+FEATURES: Collectors = (FeatureCollector, AttentionCollector, RouterCollector)
 # Those of each of the three monitors that observe a training together
 OF_TRAINING: Sequence[Collectors] = (FEATURES, (GradientCollector,), (ClipCollector,))
 # The arguments that all members take; Collector.takes names the others
@@ -83,10 +73,9 @@ def arguments_of_each(groups: Sequence[Collectors], others: type[Any] | None = N
 
 
 def members_of(kinds: Collectors, others: type[Any] | None = None, **arguments: Any) -> list[Member]:
-    """Make the members of some collectors, each with those of the arguments that it takes; none for metrics without any."""
+    """Make the members of some collectors, each with those of the arguments that it takes."""
     given = zip(kinds, arguments_of_each([(kind,) for kind in kinds], others, **arguments), strict=True)
-    wanted = (pair for pair in given if pair[0] is not MetricCollector or pair[1].get("metrics") is not None)
-    return [Member(kind.monitor, kind, Settings(**own)) for kind, own in wanted]
+    return [Member(kind.monitor, kind, Settings(**own)) for kind, own in given]
 
 
 def joining(members: Sequence[Member], model: nn.Module, listed: Collection[str] = ()) -> list[Member]:
@@ -155,7 +144,7 @@ class WithMembers:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from an earlier training, when the next one starts."""
-        known = [member for member in self.members if member.kind.prefix in state_dict]  # not of metrics= that is new
+        known = [member for member in self.members if member.kind.prefix in state_dict]
         for member in known or self.members:
             member.load_state_dict(state_dict.get(member.kind.prefix, {}))
 
@@ -177,11 +166,6 @@ class ModelReports(WithMembers):
     def routers(self) -> RouterReport | None:
         """The latest report of routers; None before the first, and where the model has none or a RouterMonitor reports it."""
         return self.latest(RouterReport)
-
-    @property
-    def metrics(self) -> MetricReport | None:
-        """The latest report of the metrics of modules; None before the first, and without ``metrics=``."""
-        return self.latest(MetricReport)
 
 
 class TrainingReports(ModelReports):
@@ -233,7 +217,7 @@ class TrainingReports(ModelReports):
 
         Args:
             stat: A statistic, such as ``rms``, for a heat map of all layers over the windows; None for what suits the reports best.
-            monitor: ``features``, ``gradients``, ``clipping``, ``attention``, ``routers`` or ``metrics``.
+            monitor: ``features``, ``gradients``, ``clipping``, ``attention`` or ``routers``.
 
         Raises:
             ImportError: If matplotlib is not installed.
@@ -245,7 +229,7 @@ class TrainingReports(ModelReports):
         """Return what was reported in this fit as a pandas table: a row for each window and each module, parameter or optimizer.
 
         Args:
-            monitor: ``features``, ``gradients``, ``clipping``, ``attention``, ``routers`` or ``metrics``.
+            monitor: ``features``, ``gradients``, ``clipping``, ``attention`` or ``routers``.
 
         Raises:
             ImportError: If pandas is not installed.

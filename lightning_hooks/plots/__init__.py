@@ -13,21 +13,17 @@ from lightning_hooks.plots.maps import cam_figure, feature_map
 if TYPE_CHECKING:
     from lightning_hooks.diagnostics.attention.collector import attention_heads
     from lightning_hooks.diagnostics.clipping_events.report import clip_history
-    from lightning_hooks.diagnostics.features.collector import dead_units
     from lightning_hooks.diagnostics.gradients.view import gradient_flow, update_ratios
-    from lightning_hooks.diagnostics.residual_stream.rules import residual_stream
     from lightning_hooks.diagnostics.routers.collector import expert_load
 
 __all__ = [
     "attention_heads",
     "cam_figure",
     "clip_history",
-    "dead_units",
     "expert_load",
     "feature_map",
     "gradient_flow",
     "heatmap",
-    "residual_stream",
     "update_ratios",
 ]
 
@@ -35,10 +31,8 @@ __all__ = [
 _DRAWN_BY = {
     "attention_heads": "attention.collector",
     "clip_history": "clipping_events.report",
-    "dead_units": "features.collector",
     "expert_load": "routers.collector",
     "gradient_flow": "gradients.view",
-    "residual_stream": "residual_stream.rules",
     "update_ratios": "gradients.view",
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -61,9 +60,9 @@ def numbers_of(table: Mapping[str, Any], stat: str) -> np.ndarray:
     return np.array([getattr(stats, stat) for stats in table.values()], dtype=float)
 
 
-def layer_sheet(names: Sequence[str], title: str, line: str, per_layer: float = 0.2) -> tuple[Figure, Axes]:
+def layer_sheet(names: Sequence[str], title: str, line: str) -> tuple[Figure, Axes]:
     """An empty figure with room for so many layers."""
-    figure, axes = canvas.single(canvas.within(1.8 + per_layer * len(names), 6.4, 16.0), 4.6 if len(names) <= 8 else 5.2)
+    figure, axes = canvas.single(canvas.within(1.8 + 0.2 * len(names), 6.4, 16.0), 4.6 if len(names) <= 8 else 5.2)
     canvas.heading(axes, title, line, figure.get_figwidth() - 0.8)
     return figure, axes
 
@@ -152,8 +151,6 @@ def mark_affected(axes: Axes, names: Sequence[str], values: np.ndarray, alerts: 
 LOOKS = ((canvas.BLUE, "o"), (canvas.ORANGE, "s"))  # the colour and the marker of the curves of a panel, in order
 # The colour and the hatching of the shares below them.
 FILLS = ((canvas.SKY, ""), (canvas.PURPLE, "///"), (canvas.VERMILLION, "xxx"))
-MOST_PANELS = 12
-MOST_COLUMNS = 60  # windows that get a bar; of more, evenly spaced ones
 
 
 class Curves(NamedTuple):
@@ -200,7 +197,9 @@ def curve_figure(
     handles: dict[str, Any] = {}
     for axes in grid.flat:
         handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) | handles
-    canvas.legend(figure, [*handles.values(), *_alert_handles(reports, panels)])
+    sites = {panel.site for panel in panels}
+    alerts = canvas.alert_handles(alert for report in reports for alert in report.alerts if alert.site in sites)
+    canvas.legend(figure, [*handles.values(), *alerts])
     return figure
 
 
@@ -227,60 +226,3 @@ def _shares(axes: Axes, shares: dict[str, np.ndarray], whole: str) -> None:
     axes.set_ylim(0, 1)
     axes.set_yticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
     axes.grid(axis="y")
-
-
-class Stack(NamedTuple):
-    """How one site divided something, window by window."""
-
-    site: str
-    line: str  # what is written below it
-    shares: np.ndarray  # the share of each part in each window, shape (windows, parts)
-    counts: Sequence[int]  # a number above the bar of each window; 0 for none
-    what: str  # what the numbers count
-
-
-@canvas.style()
-def stack_figure(title: str, reports: Sequence[Report], panels: Sequence[Stack], *, axis: str, missing: str) -> Figure:
-    """Draw a panel for each site with a stacked bar for each window; a figure that says ``missing`` where there is no site.
-
-    Parts are stacked in their order, in shades that come back every eight.
-    """
-    if not panels:
-        return canvas.nothing(title, missing)
-    shown = slice(None, None, math.ceil(len(reports) / MOST_COLUMNS))
-    columns = min(len(panels), 3)
-    rows = math.ceil(len(panels) / columns)
-    wide = canvas.within(2.6 + 0.1 * len(reports[shown]), 3.4, 7.0)
-    figure = canvas.sheet(max(wide * columns, 5.6), 0.6 + 2.5 * rows)
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_axis_off()
-    for panel, axes in zip(panels, grid.flat, strict=False):
-        _stack(axes, panel._replace(shares=panel.shares[shown], counts=panel.counts[shown]))
-        canvas.name_epochs(axes, [report.at for report in reports[shown]], unit=reports[-1].unit)
-    for axes in grid[:, 0]:
-        axes.set_ylabel(axis)
-    canvas.legend(figure, _alert_handles(reports, panels))
-    return figure
-
-
-def _alert_handles(reports: Sequence[Report], panels: Sequence[Curves | Stack]) -> list[Any]:
-    sites = {panel.site for panel in panels}
-    return canvas.alert_handles(alert for report in reports for alert in report.alerts if alert.site in sites)
-
-
-def _stack(axes: Axes, panel: Stack) -> None:
-    from matplotlib import colormaps
-
-    windows, parts = panel.shares.shape
-    shades, bottom = colormaps["viridis"](np.linspace(0.1, 0.95, 8)), np.zeros(windows)
-    for part, share in enumerate(panel.shares.T):
-        axes.bar(range(windows), share, 0.9, bottom, color=shades[part % 8], edgecolor="white", lw=0.3 if parts <= 32 else 0)
-        bottom += share
-    canvas.heading(axes, panel.site, panel.line, width=3.2, size=9)
-    for place, count in enumerate(panel.counts if windows <= 20 else ()):
-        if count:
-            words = f"{count} {panel.what}" if windows <= 8 else str(count)
-            axes.text(place, 1.01, words, ha="center", va="bottom", fontsize=7, color=canvas.VERMILLION)
-    axes.set_ylim(0, 1.08)
-    axes.tick_params(colors=canvas.GREY)

@@ -54,8 +54,6 @@ class StepMeasure:
         self._receivers: list[Callable[[MeasuredLoss], None]] = []
         self._tried = self._accumulates = False  # the second: a backward was not followed by a step
         self._now: _Batch | None = None
-        self._last: _Batch | None = None
-        self._other_before: float | None = None
         self._loss: Tensor | None = None
         self._levels: deque[Tensor] = deque(maxlen=LEVEL)
         self._step, self._others, self._in_batch = 0, "", False
@@ -79,7 +77,7 @@ class StepMeasure:
 
     def close(self) -> None:
         """The run is over: let the batches go."""
-        self._now = self._last = self._loss = None
+        self._now = self._loss = None
         self.on = False
         self._receivers.clear()
         self._levels.clear()
@@ -91,7 +89,7 @@ class StepMeasure:
 
     def forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """``training_step`` is about to be called, with these arguments."""
-        self._now = self._loss = self._other_before = None
+        self._now = self._loss = None
         if self._in_batch:
             self._stop("the optimizer runs training_step several times in a step")
             return
@@ -118,7 +116,6 @@ class StepMeasure:
         if not tried:
             self._try(now)
         if is_measured(self._step):
-            self._other_before = None if self._last is None else self._losses([self._last])[0]
             self._now, self._others = now, self._sums_of_others()
 
     def before_backward(self, loss: Any) -> None:
@@ -134,18 +131,17 @@ class StepMeasure:
         self._accumulates |= loss is not None and self._host.position.global_step < self._step
         if now is None or loss is None or self._host.position.global_step != self._step:  # no step was taken
             return
-        before, self._now, self._last = self._last, None, now
+        self._now = None
         with self._stops_where_it_fails(), self._unobserved():
-            found = self._losses([now] if before is None else [now, before])
+            (after,) = self._losses([now])
             require(self._sums_of_others() == self._others, "weights that no optimizer holds move with the step")
         if self.why_not:
             return
         level = float(torch.stack([*self._levels]).double().mean())
-        other = found[1] if found[1:] else None
         half = "16" in str(self._host.setup.description.get("precision", "")) or loss.dtype in (torch.float16, torch.bfloat16)
         rounding = abs(float(loss)) * (HALF if half else SINGLE)
         for receive in self._receivers:
-            receive(MeasuredLoss(self._step, float(loss), found[0], level, rounding, self._other_before, other))
+            receive(MeasuredLoss(self._step, float(loss), after, level, rounding))
 
     def _losses(self, batches: Sequence[_Batch]) -> list[float]:
         host = self._host
@@ -203,7 +199,7 @@ class StepMeasure:
 
     def _stop(self, why_not: str) -> None:
         if why_not and not self.why_not:
-            self.why_not, self.on, self._now, self._last = why_not, False, None, None
+            self.why_not, self.on, self._now = why_not, False, None
             warn(f"learning=True: no step is measured by running it again: {why_not}. What needs no second forward is.")
 
 

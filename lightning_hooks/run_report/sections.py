@@ -218,7 +218,7 @@ def _panel(record: MonitorRecord, panel: Panel, known: Mapping[str, Sequence[flo
     if panel.rule:
         limits[f"limit of {panel.rule}"] = record.limit(panel.rule)
     lines += [line(text, [at] * len(epochs), dashed=True, color="soft") for text, at in limits.items()]
-    return chart("", epochs, record.unit, lines, kind="share" if share else panel.kind, height=90 if share else 170)
+    return chart("", epochs, record.unit, lines, kind="share" if share else "log", height=90 if share else 170)
 
 
 def _coverage(run: Run) -> Iterator[Card]:

@@ -103,23 +103,18 @@ def learning_charts(run: Run) -> Iterator[Block]:
 
 
 def unusual(run: Run) -> Iterator[Card]:
-    """The batches with the largest losses and gradients."""
+    """The batches with the largest losses."""
     card: Card = [
         {
-            "text": "The five batches of the run with the largest value; in a healthy run they are often the first ones. A sample "
+            "text": "The five batches of the run with the largest loss; in a healthy run they are often the first ones. A sample "
             "that is in several of them is worth a look."
         }
     ]
-    losses = [("Largest losses", record.fields.get("largest_losses")) for record in run.monitors]
-    norms = [entry for record in run.monitors for entry in record.fields.get("largest_norms", {}).items()]
-    titled = [*losses, *((f"Largest gradient norms before clipping, {optimizer}", batches) for optimizer, batches in norms)]
-    for title, batches in titled:
-        if batches:
-            heads = ("value", "epoch", "batch", "step")
-            cells = [(*map(one.get, heads), some([*map(str, one["samples"])], MOST_SAMPLES) or DASH) for one in batches]
-            card += [{"title": title}, table((*heads, "samples"), cells)]
-    if len(card) > 1:
-        yield card
+    losses = [one for record in run.monitors for one in record.fields.get("largest_losses") or ()]
+    heads = ("value", "epoch", "batch", "step")
+    cells = [(*map(one.get, heads), some([*map(str, one["samples"])], MOST_SAMPLES) or DASH) for one in losses]
+    if cells:
+        yield [*card, {"title": "Largest losses"}, table(("loss", *heads[1:], "samples"), cells)]
 
 
 def model(run: Run, most: int) -> Iterator[Card]:

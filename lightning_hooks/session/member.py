@@ -170,7 +170,6 @@ class Member:
             modules=settings.modules,
             records_functional=settings.functional,
             learning=settings.learning,
-            metrics=settings.metrics or {},
         )
 
     def detach(self) -> None:

@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeGuard
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.rule import check_share
-from lightning_hooks.diagnostics.metrics.collector import check_metrics
 from lightning_hooks.hooks import ModuleSelector
 from lightning_hooks.hooks.checks import check_bools, check_count
 from lightning_hooks.hooks.selection import check_selector
@@ -73,11 +72,9 @@ class Settings:
     max_capsule_mb: float = 200
     keep_batches: int = 0
     learning: Learning = "auto"
-    metrics: Mapping[Any, Any] | None = None
 
     def __post_init__(self) -> None:
         check_selector(self.modules)
-        check_metrics(self.metrics)
         check_count("every_n_steps", self.every_n_steps, 1)
         check_count("keep_batches", self.keep_batches, 0)
         if self.report_every_n_steps is not None and self.report_every_n_steps != "auto":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing_extensions import override
 from lightning_hooks.alerts import Alert
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.kinds import REARM, gravity
+from lightning_hooks.declare.plain import TABLES
 from lightning_hooks.declare.rule import grouped
 from lightning_hooks.declare.warn import Once, info, warn
 from lightning_hooks.declare.window import Window
@@ -24,10 +25,11 @@ from lightning_hooks.run_report.run import read_run, run_of_reports
 from lightning_hooks.run_report.verdict import Verdict, conclude, is_observed
 from lightning_hooks.session.member import Member
 from lightning_hooks.sinks import Notice, Sink
-from lightning_hooks.trackers import coloured, show, some
+from lightning_hooks.trackers import Table, coloured, show, some
 from lightning_hooks.trackers.console import readable
 
 LONGEST_ERROR = 500
+MOST_ROWS = 6  # of a table in the full summary
 
 
 def open_alerts(members: Sequence[Member]) -> list[Alert]:
@@ -86,10 +88,15 @@ def print_closing(members: Sequence[Member], place: str = "", command: str = "")
 
 
 def print_summaries(members: Sequence[Member]) -> None:
-    """Print the last report of each member with ``summary="full"``."""
+    """Print the last report of each member with ``summary="full"``, and some rows of its tables, those with an alert first."""
     for member in members:
-        if member.settings.summary == "full" and member.report is not None:
-            show(["", *member.live.summary_lines(member.latest_report)])
+        if member.settings.summary == "full" and member.report is not None and not member.live.unused:
+            report = member.latest_report
+            affected, lines = {alert.site for alert in report.alerts}, ["", repr(report)]
+            for table, columns in member.kind.summary.items():
+                rows = sorted(getattr(report, table).items(), key=lambda row: row[0] not in affected)[:MOST_ROWS]
+                lines += [Table.of(TABLES[table], columns, rows)] * bool(rows)
+            show(lines)
 
 
 def run_report(members: Sequence[Member]) -> RunReport:
@@ -151,7 +158,9 @@ class Terminal(Sink):
     def window_end(self, members: Sequence[Member]) -> None:
         everyone = self._members()
         if any(member.settings.progress_bar for member in everyone):
-            self._host.console.show_progress(in_short(everyone))
+            reports = [member.report for member in everyone if member.report is not None]
+            alerts = {(alert.kind, alert.site) for report in reports for alert in report.alerts if alert.severity != "info"}
+            self._host.console.show_progress({"alerts": _Count(len(alerts))})
 
     @override
     def end(self, end: Mapping[str, Any], headline: str) -> None:
@@ -161,11 +170,8 @@ class Terminal(Sink):
                 print_closing([member for member in self._members() if member.folder is None])
 
 
-def in_short(members: Iterable[Member]) -> dict[str, Any]:
-    """How many alerts there are, and what collectors show in a progress bar."""
-    known = [member for member in members if member.report is not None]
-    alerts = {(alert.kind, alert.site) for member in known for alert in member.report.alerts if alert.severity != "info"}
-    shown: dict[str, Any] = {"alerts": len(alerts)}
-    for name, value in (entry for member in known for entry in member.live.progress(member.report).items()):
-        shown[name] = max(value, shown.get(name, value))
-    return shown
+class _Count(int):
+    """A whole number that stays one in a progress bar, whichever format the bar has for numbers."""
+
+    def __format__(self, form: str) -> str:
+        return str(int(self))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,7 @@ class MergedWindows:
             setattr(self, name, state[name])
 
 
-LAYOUT = 13  # of the table that a checkpoint in the middle of an epoch holds; one of another layout is skipped
+LAYOUT = 14  # of the table that a checkpoint in the middle of an epoch holds; one of another layout is skipped
 
 
 def save_window(context: Context, collector: Collector[Any], table: Tensor, windows: MergedWindows) -> dict[str, Any]:
@@ -161,10 +161,10 @@ class History:
         """Draw the reports: a heat map of one statistic, or what suits them best; errors as for :meth:`to_frame`."""
         reports = as_reports(self._known())
         draw = self._kind.picture(reports, stat)
-        return heatmap(reports, stat or self._kind.drawn) if draw is None else draw()
+        return heatmap(reports, stat or "scale") if draw is None else draw()
 
-    def to_frame(self, others: Iterable[Any] = ()) -> pandas.DataFrame:
-        """Return the reports, and others of the same windows, as one long table: a row for each window and each site.
+    def to_frame(self) -> pandas.DataFrame:
+        """Return the reports as one long table: a row for each window and each site.
 
         Returns:
             Columns ``epoch``, ``step``, ``of`` (``module``, ``parameter`` or ``optimizer``), ``name``, and one per statistic; NaN
@@ -181,7 +181,7 @@ class History:
         rows = [
             {"epoch": report.epoch, "step": report.step, "of": noun, "name": name}
             | {field.name: getattr(stats, field.name) for field in dataclasses.fields(stats)}
-            for report in [*self._known(), *others]
+            for report in self._known()
             for table, noun in TABLES.items()
             for name, stats in getattr(report, table, {}).items()
         ]

@@ -143,11 +143,6 @@ def some(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + more
 
 
-def listed(title: str, names: Sequence[str]) -> list[str]:
-    """A line of a summary that lists names; none where there is no name."""
-    return [f"  {title}: {some(names)}"] if names else []
-
-
 def cell(value: object) -> str:
     """Write one value: a dash for None, 4 significant digits of a number."""
     if value is None:

@@ -20,7 +20,6 @@ from lightning_hooks import monitors
 from lightning_hooks.diagnostics import calls
 from lightning_hooks.diagnostics.attention.collector import AttentionCollector
 from lightning_hooks.diagnostics.batches import hashes
-from lightning_hooks.diagnostics.features import collector as features
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures
 from lightning_hooks.diagnostics.gradients import sampled_steps as measured_step
 from lightning_hooks.diagnostics.loss_inputs import leaks, predictions, targets
@@ -104,7 +103,6 @@ CAPABILITIES: dict[str, Capability] = {
         [(measured_step.WeightSample, name) for name in ("__init__", "updates")],
         [(measured_step, "WeightSample", NoWeights)],
     ),
-    "kurtosis": Capability("kurtosis", off=[(features, "KURTOSIS_EVERY", 10**9)]),
     "histograms": Capability("histograms", [(HistogramTable, "add")], options={"histograms": True}),
     "first-weights": Capability(
         "first weights (once)",

@@ -52,7 +52,7 @@ from tests.benchmarks.workloads import NAMES, WORKLOADS, Workload
 
 FIRST = 16
 """Sampled steps at the start of a fit that do not count: the first ones are recorded in detail, later ones each sixteenth (and
-kurtosis in each fourth, and the calls of all modules in each tenth)."""
+the calls of all modules in each tenth)."""
 FIRST_OFF = 3
 """Steps that do not count where none is sampled."""
 NEVER = 10**6

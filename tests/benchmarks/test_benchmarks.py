@@ -38,7 +38,7 @@ ABOUT = {
 def results() -> dict[str, Any]:
     """What a run of everything gives, of a tiny workload."""
     parts = ("fits", "own", "reads", "counts", "capabilities")
-    found = overhead.measure("digits", TINY, ["default", "every"], parts, ["updates", "kurtosis"])
+    found = overhead.measure("digits", TINY, ["default", "every"], parts, ["updates"])
     found["wall"] = found["fits"]
     limits = {"epoch_end": {"label": "an epoch's end", "value": 12.0, "unit": "ms", "limit": 100}}
     return json.loads(json.dumps(overhead.rounded({**ABOUT, "results": [found], "limits": limits})))
@@ -58,7 +58,6 @@ def test_a_run_measures_each_part(results: dict[str, Any]) -> None:
     assert other["dispatches"] == 0
     assert sampled["dispatches"] >= sampled["own_dispatches"]
     assert found["capabilities"]["updates"]["inside"] > 0
-    assert found["capabilities"]["kurtosis"]["inside"] is None  # it has no functions of its own
 
 
 def _megabytes() -> float:
@@ -142,8 +141,8 @@ def test_the_package_is_as_before_after_its_time_is_measured() -> None:
 
 def test_every_capability_is_priced() -> None:
     found = prices(list(CAPABILITIES), TOKENS, 1, 2, off=False)
-    assert [key for key, price in found.items() if not price["inside"] > 0] == ["kurtosis"]
-    assert [key for key, price in found.items() if not math.isnan(price["saved"])] == ["kurtosis"]
+    assert all(price["inside"] > 0 for price in found.values())
+    assert all(math.isnan(price["saved"]) for price in found.values())
 
 
 def test_without_capabilities_training_goes_on() -> None:

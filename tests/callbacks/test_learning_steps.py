@@ -43,12 +43,12 @@ def loss_of(model: nn.Module, buffers: nn.Module, batch: Any, state: Tensor) -> 
     return nn.functional.cross_entropy(again[4](again[3](hidden)), batch[1]).item()
 
 
-def test_gain_ratio_transfer_and_progress_are_those_of_losses_in_float64() -> None:
+def test_gain_ratio_and_progress_are_those_of_losses_in_float64() -> None:
     torch.manual_seed(0)
     model, monitor = Kept(), GradientFlowMonitor(**QUIET, learning=True)
     trainer([monitor], max_epochs=2).fit(model, loader(n=56))
     nets = [kept[2] for kept in model.kept] + [model.net]
-    gains, ratios, transfers, levels, last = [], [], [], [], None
+    gains, ratios, levels = [], [], []
     for step in (1, 2, 4, 8):
         batch, state, before = model.kept[step - 1]
         after = nets[step]
@@ -60,16 +60,12 @@ def test_gain_ratio_transfer_and_progress_are_those_of_losses_in_float64() -> No
         nn.functional.cross_entropy(exact[4](exact[3](exact[1](exact[0](batch[0].double())) * mask)), batch[1]).backward()
         predicted = 0.1 * sum(p.grad.square().sum().item() for p in exact.parameters())
         ratios.append(gains[-1] / predicted)
-        if last is not None:
-            transfers.append(loss_of(before, before, *last) - loss_of(after, before, *last))
-        last = batch, state
         levels.append(statistics.fmean(model.losses[:step]))
     report = monitor.learning
     assert report is not None
     assert report.reruns == 4
     assert report.gain == pytest.approx(statistics.fmean(gains), rel=1e-4)
     assert report.step_ratio == pytest.approx(statistics.median(ratios), rel=1e-3)
-    assert report.transfer == pytest.approx(statistics.fmean(transfers), rel=1e-3)
     own = gains[0] + gains[1] + 2 * gains[2] + 4 * gains[3]
     assert report.progress == pytest.approx((levels[0] - levels[-1]) / own, rel=1e-3)
 
@@ -177,7 +173,7 @@ def test_why_steps_are_not_measured(model: Any, expected: str, settings: dict[st
         trainer([asked], **settings).fit(model(), loader())
     report = asked.learning
     assert report is not None
-    assert (report.gain, report.step_ratio, report.transfer, report.progress) == (None,) * 4
+    assert (report.gain, report.step_ratio, report.progress) == (None,) * 3
     assert expected in report.why_not["step_ratio"]
     assert report.predicted_gain is not None
     trainer([quiet], **settings).fit(model(), loader())

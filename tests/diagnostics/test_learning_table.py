@@ -118,7 +118,6 @@ def test_the_noise_scale_is_that_of_the_samples_gradients() -> None:
     exact = noise**2 * 200 / mean.square().sum().item()  # trace of the samples' covariance over the squared mean: 225
     report = learning_report(["w"], table.lines(table.pack()), float(size), {})
     assert report.noise_scale == pytest.approx(exact, rel=0.1)
-    assert report.suggested_batch_size == 256
 
 
 class Call:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import math
 import sys
 
 import numpy as np
 import pytest
 
-from lightning_hooks.plots import clip_history, dead_units, gradient_flow, heatmap, update_ratios
+from lightning_hooks.plots import clip_history, gradient_flow, heatmap, update_ratios
 from tests.support.made_reports import alert, clips, features, flow, layer_names
 
 NAMES = layer_names(12)
@@ -120,22 +119,6 @@ def test_a_statistic_that_is_not_there_raises():
     assert any("applies to none" in text for text in texts(heatmap(features(0, NAMES), "saturated_fraction")))
 
 
-def test_dead_units_draws_the_last_epochs_bars_and_all_epochs():
-    shares = [[None, 0.25, 0.6], [None, 0.5, 1.0], [None, 0.4, math.nan]]
-    reports = [features(epoch, NAMES[:3], dead) for epoch, dead in enumerate(shares)]
-    figure = dead_units(reports)
-    mesh = np.asarray(np.ma.filled(figure.axes[0].collections[0].get_array(), np.nan)).reshape(2, 3)
-    np.testing.assert_allclose(mesh, [[0.25, 0.5, 0.4], [0.6, 1.0, math.nan]])
-    bars = [bar.get_width() for bar in figure.axes[1].patches][2:]
-    assert bars == [0.4, 0.0]
-    assert {"40%", "not observed"} <= set(texts(figure))
-    drawn(figure)
-    one = dead_units(reports[1])
-    assert [bar.get_width() for bar in one.axes[1].patches][2:] == [0.5, 1.0]
-    assert "critical: dead (1)" in texts(one)
-    drawn(one)
-
-
 def test_clip_history_draws_norms_and_shares():
     reports = [
         clips(epoch, alerts=(alert("always_clipped", "0-AdamW", epoch, "info"),) if epoch in (2, 3) else ()) for epoch in range(6)
@@ -189,9 +172,13 @@ def test_what_is_not_finite_anywhere_can_be_drawn(epochs):
     reports = [flow(epoch, NAMES, broken=True) for epoch in range(epochs)]
     outputs = [features(epoch, NAMES, broken=True) for epoch in range(epochs)]
     drawn(gradient_flow(reports[-1]))
-    drawn(gradient_flow(reports[-1], of="parameters"))
     assert any("No update was measured" in text for text in texts(update_ratios(reports[-1])))
-    for figure in (heatmap(reports, "rms"), heatmap(outputs, "mean"), heatmap(outputs, "nonfinite_fraction"), dead_units(outputs)):
+    for figure in (
+        heatmap(reports, "rms"),
+        heatmap(outputs, "mean"),
+        heatmap(outputs, "nonfinite_fraction"),
+        heatmap(outputs, "dead_fraction"),
+    ):
         drawn(figure)
     drawn(clip_history([clips(epoch, broken=True) for epoch in range(epochs)]))
 

@@ -10,7 +10,7 @@ MODULES = ["net.0", "net.1", "net.2", "net.3", "net.4"]
 PARAMETERS = [f"net.{i}.{p}" for i in (0, 2, 4) for p in ("weight", "bias")]
 
 
-FEATURES = ["mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction", "kurtosis"]
+FEATURES = ["mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction"]
 
 
 MODULE_GRADIENTS = ["mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nonfinite_fraction"]
@@ -22,7 +22,7 @@ PARAMETER_GRADIENTS = [
 ]
 
 
-OPTIMIZER = ["gradient_flow/0-SGD/lr", "gradient_flow/0-SGD/update_rms"]
+OPTIMIZER = ["gradient_flow/0-SGD/lr"]
 
 
 LOSS = [f"loss/{stat}" for stat in ("mean", "std", "min", "max", "last", "nonfinite_steps")]
@@ -56,7 +56,6 @@ def expected_tags() -> set[str]:
     """What callback_metrics has."""
     return {
         *(f"features/model/{s}_{which}" for s in MODEL_FEATURES for which in ("median", "worst")),
-        *(f"gradient_flow/model/{s}" for s in ("rms_min", "rms_max")),
         *(f"gradient_flow/model/{s}_{which}" for s in ("rms", "norm", "update_ratio") for which in ("median", "worst")),
         *(f"features/{m}/{s}" for m in MODULES for s in FEATURES),
         "features/net.1/dead_fraction",

@@ -30,7 +30,6 @@ from lightning_hooks.diagnostics.attention.table import (
 )
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.heat import cell_figure
-from lightning_hooks.trackers import Table
 
 STATISTICS = ("max_logit", "entropy", "first_token_share", "masked_rows", "nonfinite_rows")
 _ATTENDS = ("attn", "attention")
@@ -52,6 +51,12 @@ class AttentionCollector(Collector[AttentionReport]):
     report_name: ClassVar[str] = "attention"
     takes: ClassVar[tuple[str, ...]] = ("modules", "every_n_steps", "max_overhead", "logged", "functional")
     ranking: ClassVar[tuple[str, ...]] = ("entropy", "max_logit", "first_token_share", "masked_rows", "nonfinite_rows")
+    summary: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "sites": {
+            "largest logit": "max_logit", "entropy": "entropy", "first token": "first_token_share", "masked rows": "masked_rows",
+            "NaN, inf": "nonfinite_rows",
+        },
+    }  # fmt: skip
 
     def __init__(self, context: Context, state: Mapping[str, Any], *, expected: bool = False) -> None:
         super().__init__(context, state)
@@ -143,19 +148,6 @@ class AttentionCollector(Collector[AttentionReport]):
     def figures(self, reports: Sequence[AttentionReport], written: LoggedStatistics, last: bool) -> Figures:
         shown = [report for report in reports if report.sites]
         return {"entropy of each head": partial(attention_heads, shown[-1])} if shown else {}
-
-    @override
-    def summary_lines(self, report: AttentionReport) -> list[str]:
-        if not report.sites:
-            return []
-        batches = f"{report.sampled_batches} of {report.batches} batches"
-        header = ("attention", "heads", "largest logit", "entropy", "first token", "masked rows", "NaN, inf")
-        unusual = sorted(report.sites.items(), key=lambda item: abs(item[1].entropy - 0.5), reverse=True)[:5]
-        rows = [
-            (name, len(s.heads), s.max_logit, s.entropy, s.first_token_share, s.masked_rows, s.nonfinite_rows)
-            for name, s in unusual
-        ]
-        return [f"Attention, epoch {report.epoch}: {len(report.sites)} sites, in {batches}.", Table(header, rows)]
 
 
 def is_attention(call: FunctionalCall) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -15,35 +13,27 @@ from typing_extensions import override
 
 from lightning_hooks.clipping.policies import norm_factor
 from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, ClipColumn, ClipLedger, clip_stats
-from lightning_hooks.clipping.watch import LARGEST, N_EVENT_COLUMNS, N_STEP_NUMBERS, EventColumn, largest_steps, step_events
+from lightning_hooks.clipping.watch import N_EVENT_COLUMNS, EventColumn, step_events
 from lightning_hooks.declare.collector import Collector, Figures, LoggedStatistics
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.step import EarlierOptimizers, Step, loss_scale
 from lightning_hooks.declare.warn import loading_state, warn
 from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport, clip_history
-from lightning_hooks.diagnostics.unusual import LargestBatches
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.tensors import as_real, plain_values
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.reduction import Merge, Merging, Span, Spans, TableIndex, by_columns, largest, of_largest, paired
+from lightning_hooks.statistics.reduction import Merge, Merging, Span, Spans, TableIndex, by_columns, largest, of_largest
 from lightning_hooks.statistics.tables import Tables
-from lightning_hooks.trackers import Table
 
 LOGGED = (
     *("steps", "clipped_steps", "rate", "norm_before", "norm_before_max", "norm_after", "norm_after_max", "coefficient"),
     *("nonfinite_steps", "skipped_steps"),
 )
-# The columns of the table in the terminal, each with its statistic.
-SUMMARY = {
-    "steps": "steps", "clipped": "clipped_steps", "skipped": "skipped_steps", "NaN, inf": "nonfinite_steps",
-    "norm before": "norm_before", "after": "norm_after", "left": "coefficient",
-}  # fmt: skip
 # Counts of an optimizer: steps with gradients not zeroed, or changed in vain, and batches whose gradients were never used.
 N_STEP_COUNTS = 3
-LARGEST_START = N_EVENT_COLUMNS + N_STEP_COUNTS
-TALLY_START = LARGEST_START + LARGEST * N_STEP_NUMBERS
+TALLY_START = N_EVENT_COLUMNS + N_STEP_COUNTS
 
 
 class ClipCollector(Collector[ClipReport]):
@@ -53,6 +43,12 @@ class ClipCollector(Collector[ClipReport]):
     report_type: ClassVar[type[Report]] = ClipReport
     monitor: ClassVar[str] = "GradientClipMonitor"
     report_name: ClassVar[str] = "clipping"
+    summary: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "optimizers": {
+            "steps": "steps", "clipped": "clipped_steps", "skipped": "skipped_steps", "NaN, inf": "nonfinite_steps",
+            "norm before": "norm_before", "after": "norm_after", "left": "coefficient",
+        },
+    }  # fmt: skip
     every_step: ClassVar[bool] = True
     watches_steps: ClassVar[bool] = True
     reads_norms: ClassVar[bool] = True
@@ -65,10 +61,7 @@ class ClipCollector(Collector[ClipReport]):
         self.ledgers = [self._new_ledger() for _ in self._optimizer_names]
         self._counts = [[0] * N_STEP_COUNTS for _ in self.ledgers]
         self.limit = context.host.setup.clip_norm
-        self._largest = defaultdict[str, LargestBatches](LargestBatches)
         with loading_state(context.name):
-            for name, known in state.get("largest", {}).items():
-                self._largest[name].load(known)
             for name, ledger in zip(self._optimizer_names, self.ledgers, strict=True):
                 if name in state.get("past", {}):
                     ledger.watch.load(state["past"][name])
@@ -97,7 +90,7 @@ class ClipCollector(Collector[ClipReport]):
         after = before if step.after is None else step.after
         if before is None or after is None or not step.indices:
             return
-        self.ledgers[step.optimizer].write(before, after, taken, step.skips_nonfinite, self.context.batch, step.global_step)
+        self.ledgers[step.optimizer].write(before, after, taken, step.skips_nonfinite, self.context.batch)
         if step.unzeroed or step.wasted or step.discarded:
             counts = self._counts[step.optimizer], (step.unzeroed, step.wasted, step.discarded)
             self._counts[step.optimizer] = [before + new for before, new in zip(*counts, strict=True)]
@@ -106,7 +99,7 @@ class ClipCollector(Collector[ClipReport]):
     def on_skipped(self, step: Step) -> None:
         self.on_taken(step, taken=False)
 
-    # The window's table: for each optimizer its events, its counts, its largest steps, and its tally.
+    # The window's table: for each optimizer its events, its counts, and its tally.
 
     @property
     def spans(self) -> Spans:
@@ -124,15 +117,14 @@ class ClipCollector(Collector[ClipReport]):
         rows = []
         for ledger, known in zip(self.ledgers, counts, strict=True):
             ledger.close_page()
-            rows.append(torch.cat((ledger.watch.events, known, ledger.watch.largest.flatten(), ledger.total)))
+            rows.append(torch.cat((ledger.watch.events, known, ledger.total)))
         return torch.cat(rows) if rows else torch.empty(0, device=self._device)
 
     def unpack(self, packed: Tensor) -> None:
         """Load what :meth:`pack` or a merge returned."""
         for place, (ledger, row) in enumerate(zip(self.ledgers, packed.view(-1, self._width), strict=True)):
             ledger.watch.events = row[:N_EVENT_COLUMNS].to(ledger.watch.events)
-            self._counts[place] = [int(count) for count in row[N_EVENT_COLUMNS:LARGEST_START]]
-            ledger.watch.largest = row[LARGEST_START:TALLY_START].view(LARGEST, -1).to(ledger.watch.largest, copy=True)
+            self._counts[place] = [int(count) for count in row[N_EVENT_COLUMNS:TALLY_START]]
             ledger.total = row[TALLY_START:].to(ledger.total, copy=True)
 
     @property
@@ -147,22 +139,16 @@ class ClipCollector(Collector[ClipReport]):
 
     @override
     def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> ClipReport:
-        optimizers, events, norms = {}, {}, {}
+        optimizers, events = {}, {}
         for name, row in zip(self._optimizer_names, packed["steps"].view(-1, self._width).tolist(), strict=True):
-            counts, steps = row[N_EVENT_COLUMNS:LARGEST_START], row[LARGEST_START:TALLY_START]
-            of_steps = zip(*(steps[number::N_STEP_NUMBERS] for number in range(N_STEP_NUMBERS)), strict=True)
-            found = [(norm, int(batch), int(step)) for norm, batch, step in of_steps if norm >= 0]
             optimizers[name] = clip_stats(row[TALLY_START:], self._steps.names, self.limit)
-            events[name] = step_events(row[:N_EVENT_COLUMNS], self._steps.names, *map(int, counts))
-            norms[name] = self._largest[name].read(epoch, found, self.context.samples_of)
-        return ClipReport(epoch, step, optimizers, events=events, largest_norms=norms)
+            events[name] = step_events(row[:N_EVENT_COLUMNS], self._steps.names, *map(int, row[N_EVENT_COLUMNS:TALLY_START]))
+        return ClipReport(epoch, step, optimizers, events=events)
 
     @override
     def reset(self) -> None:
         for ledger in self.ledgers:
             ledger.reset()
-        for batches in self._largest.values():
-            batches.reset()
         self._counts = [[0] * N_STEP_COUNTS for _ in self.ledgers]
 
     @override
@@ -171,7 +157,7 @@ class ClipCollector(Collector[ClipReport]):
         for name, ledger in zip(self._optimizer_names, self.ledgers, strict=True):
             ledger.close_page()
             past[name] = ledger.watch.state().to("cpu", copy=True)
-        return {"past": past, "largest": {name: batches.state() for name, batches in self._largest.items()}}
+        return {"past": past}
 
     @override
     def scalars(self, report: ClipReport) -> dict[str, float]:
@@ -191,21 +177,6 @@ class ClipCollector(Collector[ClipReport]):
     def figures(self, reports: Sequence[ClipReport], written: LoggedStatistics, last: bool) -> Figures:
         return {"clip history": partial(clip_history, reports)}
 
-    @override
-    def progress(self, report: ClipReport) -> dict[str, float]:
-        rates = [stats.rate for stats in report.optimizers.values() if not math.isnan(stats.rate)]
-        return {"clip_rate": max(rates)} if rates else {}
-
-    @override
-    def summary_lines(self, report: ClipReport) -> list[str]:
-        top = {name: stats.top_parameters[:3] for name, stats in report.optimizers.items() if stats.top_parameters}
-        causes = {name: ", ".join(f"{parameter} {share:.0%}" for parameter, share in found) for name, found in top.items()}
-        return [
-            f"Gradient clipping, epoch {report.epoch}:",
-            Table.of("optimizer", SUMMARY, report.optimizers.items()),
-            *(f"  Clips of {name} caused by: {text}" for name, text in causes.items()),
-        ]
-
 
 def _of_first(own: Tensor, among: TableIndex) -> Merging:
     """Events, of the table whose first number, a batch, is the smallest; the first of several that have it."""
@@ -216,11 +187,6 @@ def _of_first(own: Tensor, among: TableIndex) -> Merging:
     return torch.cat((torch.where(torch.isinf(first), torch.inf, found[..., 0])[..., None], found[..., 1:]), -1)
 
 
-def _largest_of_both(earlier: Tensor, later: Tensor) -> Tensor:
-    both = torch.cat([rows.view(-1, LARGEST, N_STEP_NUMBERS) for rows in (earlier, later)], 1)
-    return torch.stack([largest_steps(steps) for steps in both]).view_as(earlier) if len(both) else earlier
-
-
 # How step events merge: the jump and the growth are those where they are largest, the nonfinite step the first one.
 MERGED_EVENTS: Sequence[tuple[Merge, Sequence[int]]] = (
     (of_largest, range(EventColumn.JUMP, EventColumn.GROWTH)),
@@ -229,12 +195,10 @@ MERGED_EVENTS: Sequence[tuple[Merge, Sequence[int]]] = (
 )
 _MAXIMA = [TALLY_START + column for column in (ClipColumn.BEFORE_MAX, ClipColumn.AFTER_MAX)]
 _STEPS = [TALLY_START + column for column in (ClipColumn.STEPS, ClipColumn.CLIPPED, ClipColumn.NONFINITE, ClipColumn.SKIPPED)]
-_LARGEST = range(LARGEST_START, TALLY_START)
-OVER_WINDOWS = (*MERGED_EVENTS, (paired(_largest_of_both), _LARGEST), (largest, _MAXIMA))  # how the rows of other steps merge
+OVER_WINDOWS = (*MERGED_EVENTS, (largest, _MAXIMA))  # how the rows of other steps merge
 # How the rows that ranks have of the same steps merge. Ranks step together, so counts are not summed: the largest of any rank
-# is taken, and the largest steps are those of the rank with the largest norm. Norms, coefficients and shares are sums over the
-# steps of all ranks, and maxima the largest of any.
-OVER_RANKS = (*MERGED_EVENTS, (of_largest, _LARGEST), (largest, [*range(N_EVENT_COLUMNS, LARGEST_START), *_MAXIMA, *_STEPS]))
+# is taken. Norms, coefficients and shares are sums over the steps of all ranks, and maxima the largest of any.
+OVER_RANKS = (*MERGED_EVENTS, (largest, [*range(N_EVENT_COLUMNS, TALLY_START), *_MAXIMA, *_STEPS]))
 
 
 class TensorClipCollector(ClipCollector):

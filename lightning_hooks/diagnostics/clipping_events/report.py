@@ -15,7 +15,6 @@ from lightning_hooks.clipping.watch import StepEvents
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import STEP
 from lightning_hooks.declare.window import Moment, Report
-from lightning_hooks.diagnostics.unusual import UnusualBatch
 from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.curves import Curves, curve_figure
 from lightning_hooks.plots.series import as_reports
@@ -28,15 +27,12 @@ class ClipReport(Report):
     Attributes:
         optimizers: Optimizer name (``0-Adam``) to what happened at its steps.
         events: Optimizer name to what happened at single steps of it.
-        largest_norms: Optimizer name to the batches of the run so far that ended its steps with the five largest finite gradient
-            norms before clipping, the largest first.
     """
 
     subject: ClassVar[str] = "Clipping"
 
     optimizers: dict[str, ClipStats]
     events: dict[str, StepEvents] = field(default_factory=dict)
-    largest_norms: dict[str, tuple[UnusualBatch, ...]] = field(default_factory=dict)
 
     def first_norm(self, optimizer: str) -> float:
         """The larger mean norm before clipping of training's first two windows; NaN where they are not over."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -19,29 +17,21 @@ from lightning_hooks.declare.warn import loading_state
 from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.batches.inputs import BatchTensors, InputTable, ScaleTable
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures, OutputParts
-from lightning_hooks.diagnostics.features.table import KURTOSIS_EVERY, FeatureStats, FeatureTable
+from lightning_hooks.diagnostics.features.table import FeatureTable
 from lightning_hooks.diagnostics.nonfinite.checks import BatchChecks
 from lightning_hooks.diagnostics.reports import FeatureReport
-from lightning_hooks.diagnostics.residual_stream.rules import residual_stream
 from lightning_hooks.diagnostics.residual_stream.table import BlockRecorder, ResidualTable, blocks_around
 from lightning_hooks.diagnostics.setup.initial import initial_scales, roles, shared_modules
 from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.hooks.parameters import of_libraries
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.plots.canvas import Figure
-from lightning_hooks.plots.heat import heatmap, share_figure
-from lightning_hooks.plots.series import as_reports
+from lightning_hooks.plots.heat import heatmap
 from lightning_hooks.statistics.reduction import flagged, largest
 from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.statistics.tables import HostNumbers, ReportedTable, first_calls, in_order, sites_in_order
-from lightning_hooks.trackers.console import Table, listed
 
-LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction", "kurtosis")
-# The columns of the table in the terminal, each with its statistic.
-SUMMARY = {
-    "mean": "mean", "std": "std", "zeros": "zero_fraction", "dead": "dead_fraction", "saturated": "saturated_fraction",
-    "NaN, inf": "nonfinite_fraction",
-}  # fmt: skip
+LOGGED = ("mean", "std", "min", "max", "rms", "zero_fraction", "nonfinite_fraction")
 VALIDATION_BATCHES = 4  # validation batches of an epoch whose inputs are compared with those of training: the first ones
 STEADY = 0.01  # standard deviation over root mean square up to which a rule may call an output constant
 
@@ -58,11 +48,17 @@ class FeatureCollector(Collector[FeatureReport]):
     )
     ranking: ClassVar[tuple[str, ...]] = (
         *("rms", "std", "dead_fraction", "saturated_fraction", "nonfinite_fraction", "zero_fraction"),
-        *("mean", "max", "min", "kurtosis"),
+        *("mean", "max", "min"),
     )
     logged_by_default: ClassVar[tuple[str, ...] | None] = (
         *("mean", "std", "rms", "zero_fraction", "dead_fraction", "saturated_fraction", "nonfinite_fraction"),
     )
+    summary: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "sites": {
+            "mean": "mean", "std": "std", "zeros": "zero_fraction", "dead": "dead_fraction", "saturated": "saturated_fraction",
+            "NaN, inf": "nonfinite_fraction",
+        },
+    }  # fmt: skip
     checks_early: ClassVar[bool] = True
 
     def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
@@ -120,7 +116,6 @@ class FeatureCollector(Collector[FeatureReport]):
     @override
     def batch_start(self, batch: BatchTensors) -> None:
         self.table.clock.set(self.context.batch)
-        self.table.records_moments = self.context.sampled_batches % KURTOSIS_EVERY == 1
         self._train_input(batch, compare=self.context.sampled_batches == 1)
         self._outputs.compares = self.context.detailed
         if self.context.detailed:
@@ -234,7 +229,7 @@ class FeatureCollector(Collector[FeatureReport]):
     @override
     def picture(cls, reports: Sequence[FeatureReport], stat: str | None) -> Callable[[], Figure] | None:
         rectifiers = any(stats.dead_fraction is not None for report in reports for stats in report.sites.values())
-        return None if stat else partial(dead_units, reports) if rectifiers else partial(heatmap, reports, "std")
+        return None if stat else partial(heatmap, reports, "dead_fraction" if rectifiers else "std")
 
     @override
     def figures(self, reports: Sequence[FeatureReport], written: LoggedStatistics, last: bool) -> Figures:
@@ -244,22 +239,8 @@ class FeatureCollector(Collector[FeatureReport]):
             if stat != "dead_fraction" and any(getattr(stats, stat) for stats in reports[-1].sites.values())
         }
         if self.table.rectifiers:
-            figures["dead units"] = partial(dead_units, reports)
-        if reports[-1].residual:
-            figures["residual stream"] = partial(residual_stream, reports[-1])
+            figures["dead units"] = partial(heatmap, reports, "dead_fraction")
         return figures
-
-    @override
-    def summary_lines(self, report: FeatureReport) -> list[str]:
-        total = len(report.sites) + len(report.silent)
-        spread = statistics.median([s.std for s in report.sites.values() if s.std > 0] or [1.0])
-        worst = sorted(report.sites.items(), key=lambda item: _rank(item[1], spread))[:5]
-        return [
-            f"Feature statistics, epoch {report.epoch}: {len(report.sites)} of {total} modules recorded, in "
-            f"{report.sampled_batches} of {report.batches} batches.",
-            *listed("Silent", report.silent),
-            Table.of("module", SUMMARY, worst),
-        ]
 
 
 class _FeatureRecorder(OutputRecorder):
@@ -285,29 +266,3 @@ class _FeatureRecorder(OutputRecorder):
                 outputs.copies.given(self.index, args)
         if self.line is not None and module is not None:  # a compiled graph calls without the module
             self.scales.take(self.line, args)
-
-
-def _rank(stats: FeatureStats, spread: float) -> tuple[float, float]:
-    """For the order of the summary: the share of a module with a problem, and how far its spread is from the usual one."""
-    affected = max(10 * stats.nonfinite_fraction, stats.dead_fraction or 0.0, stats.saturated_fraction or 0.0)
-    return -affected, -abs(math.log(stats.std / spread)) if 0 < stats.std < math.inf else 0.0
-
-
-def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:
-    """Draw the share of dead units of each rectifier: over the epochs, and in the last one.
-
-    A unit is dead in an epoch if it gave zero for every sampled input. The line is the share above which the default rule alerts.
-
-    Args:
-        reports: One or several; any order.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        TypeError: If ``reports`` are not FeatureReports.
-        ValueError: If there is none.
-    """
-    ordered = as_reports(reports, FeatureReport, "FeatureStatsMonitor")
-    return share_figure(
-        "Dead units of rectifiers", ordered, "dead_fraction", "dead", what="dead units",
-        missing="No rectifier (nn.ReLU, nn.ReLU6) was observed.",
-    )  # fmt: skip

@@ -20,10 +20,6 @@ from lightning_hooks.statistics.rows import N_COLUMNS, Clock, Column, empty_tabl
 from lightning_hooks.statistics.tables import FirstCalls
 from lightning_hooks.statistics.units import features_last, layouts, unit_dimension, units_of
 
-# Of the sampled batches of a window the first, fifth, ninth, … give third and fourth moments: on the CPU these cost a quarter
-# more than all the rest of a row. Whole batches, not some of their values: the few largest ones often have fixed positions.
-KURTOSIS_EVERY = 4
-
 
 @dataclass(frozen=True, slots=True)
 class FeatureStats:
@@ -45,9 +41,6 @@ class FeatureStats:
         saturated_fraction: Share of values (softmax: of distributions) at a bound, in [0, 1]; None unless bounded.
         first_nonfinite_batch: The first sampled training batch of the epoch (``batch_idx``) that gave a NaN or infinite value,
             on any rank; None if all were finite.
-        kurtosis: Fourth central moment over the squared variance: 3 for a normal distribution, large where few values are far
-            from the others. Of every fourth sampled batch of a window, the first one included: fourth powers cost a quarter more
-            than all the rest. None where it was not measured, and where all values are the same.
         unit_samples: Finite values seen of each of a rectifier's units; None unless the module is a rectifier.
     """
 
@@ -63,7 +56,6 @@ class FeatureStats:
     dead_fraction: float | None = None
     saturated_fraction: float | None = None
     first_nonfinite_batch: int | None = None
-    kurtosis: float | None = None
     unit_samples: int | None = None
 
     @property
@@ -93,7 +85,6 @@ def feature_stats(
         dead_fraction=dead_fraction,
         saturated_fraction=(saturated / saturable if saturable else math.nan) if bounded else None,
         first_nonfinite_batch=first_nonfinite(row[Column.FIRST_NONFINITE]),
-        kurtosis=kurtosis_of(row[Column.MOMENT_COUNT], row[Column.MOMENT_M2], row[Column.MOMENT_M4]),
         unit_samples=None if dead_fraction is None else int(row[Column.COUNT] / row[Column.UNITS]),
         **pooled_stats(row),
     )
@@ -137,7 +128,6 @@ class FeatureTable:
         self.spans = Span(self.rows.numel(), Column.merge()), Span(REST, _fired_anywhere)
         self._kernels = kernels_for(self.rows.device.type)
         self.clock = Clock(device)
-        self.records_moments = True  # in the batch under way: see KURTOSIS_EVERY
         self.order = FirstCalls()  # sites, as they were first called
         self.unmeasured: set[str] = set()  # sites that were called in this epoch, on this rank, and put out no number
         layout = layouts(root)
@@ -193,7 +183,7 @@ class FeatureTable:
             if (rectifies or saturation is not None) and values.numel():
                 bounds = None if saturation is None else self._bounds(saturation, values, args)
                 units = self._units(index, values) if rectifies else None
-            complete = self._kernels.record(self.rows, index, values, self.clock, new_call, bounds, units, self.records_moments)
+            complete = self._kernels.record(self.rows, index, values, self.clock, new_call, bounds, units)
             new_call = False
             if complete and units is not None and units.n == len(self.fired[index]):
                 self._all_fired.add(index)
@@ -307,19 +297,3 @@ def _fired_anywhere(own: Tensor, among: TableIndex) -> Merging:
     flags = own.contiguous().view(torch.uint8)
     found = yield from flagged(flags.to(own.dtype), among)
     return found.to(torch.uint8).view(own.dtype)
-
-
-def kurtosis_of(count: float, m2: float, m4: float) -> float | None:
-    """The kurtosis ``n Σ (x - mean)⁴ / (Σ (x - mean)²)²``: 3 for a normal distribution.
-
-    Args:
-        count: How many values.
-        m2: Their sum of squared deviations from the mean.
-        m4: Their sum of fourth powers of them.
-
-    Returns:
-        At least 1; None where all values are the same, where there are none, and where fourth powers overflow or vanish.
-    """
-    if not (m2 > 0 and m4 > 0 and math.isfinite(m4)):
-        return None
-    return count * (m4 / m2 / m2)

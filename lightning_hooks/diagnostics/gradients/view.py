@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from typing_extensions import override
@@ -15,7 +14,6 @@ from lightning_hooks.declare.collector import Collector, Figures, LoggedStatisti
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.gradients.tables import GradientTable, ParameterTable
-from lightning_hooks.diagnostics.learning.report import PARAMETER_STATS as LEARNING_PARAMETER_STATS
 from lightning_hooks.diagnostics.learning.report import learning_scalars
 from lightning_hooks.diagnostics.loss.report import loss_scalars
 from lightning_hooks.diagnostics.reports import GradientFlowReport
@@ -35,7 +33,6 @@ from lightning_hooks.plots.curves import (
 from lightning_hooks.plots.heat import heatmap
 from lightning_hooks.plots.series import check_report
 from lightning_hooks.statistics.rows import never_recorded
-from lightning_hooks.trackers.console import Table, listed
 
 # The statistics of a site, what matters most first.
 RANKING = (
@@ -48,8 +45,6 @@ PARAMETER_STATS = (
     *("norm", "norm_max", "rms", "zero_fraction", "nonfinite_steps", "missing_steps", "update_ratio", "update_ratio_max"),
     *("weight_norm", "weight_rms"),
 )
-OPTIMIZER_STATS = ("update_rms", "instability", "stale_fraction")
-BAND = ("median", "min", "max")
 
 
 class GradientSites(Collector[GradientFlowReport]):
@@ -64,9 +59,12 @@ class GradientSites(Collector[GradientFlowReport]):
     report_type: ClassVar[type[Report]] = GradientFlowReport
     ranking: ClassVar[tuple[str, ...]] = RANKING
     logged_by_default: ClassVar[tuple[str, ...] | None] = ("rms", "norm", "update_ratio", "weight_norm")
+    summary: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "modules": {"rms": "rms", "norm": "norm", "zeros": "zero_fraction", "NaN, inf": "nonfinite_fraction"},
+    }
     modules: GradientTable
     parameters: ParameterTable
-    _known: dict[str, set[str]]  # of each optimizer, what was measured so far
+    _known: dict[str, set[str]]  # what was measured so far: tags of learning, and optimizers with second moments
 
     @override
     def silent_sites(self) -> list[str]:
@@ -86,14 +84,11 @@ class GradientSites(Collector[GradientFlowReport]):
     @override
     def scalars(self, report: GradientFlowReport) -> dict[str, float]:
         """The values of a report by tag."""
-        known = sorted(stats.rms for stats in report.modules.values() if math.isfinite(stats.rms))
-        over_modules = (statistics.median(known), known[0], known[-1]) if known else (math.nan,) * 3
         return {
             **stat_scalars(self.prefix, self.modules.names, report.modules, MODULE_STATS),
             **stat_scalars(self.prefix, self.parameters.names, report.parameters, PARAMETER_STATS),
             **self._of_some(report),
             f"{self.prefix}/total_norm": report.total_norm,
-            **{f"{self.prefix}/model/rms_{what}": value for what, value in zip(BAND, over_modules, strict=True)},
             **model_scalars(self.prefix, report.modules.values(), ["rms"]),
             **model_scalars(self.prefix, report.parameters.values(), ["norm", "update_ratio"]),
             **learning_scalars(report.learning, self._known.setdefault("learning", set())),
@@ -106,21 +101,20 @@ class GradientSites(Collector[GradientFlowReport]):
         scalars = stat_scalars(self.prefix, lost, lost, ["lost_fraction"])
         for name, copy in report.model_setup.copies.items():
             scalars[f"{self.prefix}/{name}/distance"] = copy.distance
+        known = self._known.setdefault("optimizers", set())
         for name, stats in report.optimizers.items():
             scalars[f"{self.prefix}/{name}/lr"] = max(stats.lr, default=math.nan)
-            known = self._known.setdefault(name, {"update_rms"})
-            known.update(stat for stat in OPTIMIZER_STATS if getattr(stats, stat) is not None)
-            scalars.update(
-                stat_scalars(self.prefix, [name], report.optimizers, [stat for stat in OPTIMIZER_STATS if stat in known])
-            )
+            if stats.stale_fraction is not None:
+                known.add(name)
+            if name in known:
+                scalars |= stat_scalars(self.prefix, [name], report.optimizers, ["stale_fraction"])
         return scalars
 
     @override
     def not_logged_by_default(self) -> set[str]:
-        """Of modules all but the RMS, of parameters all but the norm, and none of what each learns."""
+        """Of modules all but the RMS, of parameters all but the norm."""
         tags = {f"{self.prefix}/{name}/norm" for name in self.modules.names}
-        tags |= {f"{self.prefix}/{name}/rms" for name in self.parameters.names}
-        return tags | {f"learning/{name}/{stat}" for name in self.parameters.names for stat in LEARNING_PARAMETER_STATS}
+        return tags | {f"{self.prefix}/{name}/rms" for name in self.parameters.names}
 
     @classmethod
     @override
@@ -133,7 +127,6 @@ class GradientSites(Collector[GradientFlowReport]):
         now = reports[-1]
         figures: dict[str, Callable[[], Figure]] = {
             "gradient flow": partial(gradient_flow, now),
-            "gradient flow of parameters": partial(gradient_flow, now, of="parameters"),
             "update ratios": partial(update_ratios, now),
         }
         for noun, stats, found in (("module", MODULE_STATS, now.modules), ("parameter", PARAMETER_STATS, now.parameters)):
@@ -142,74 +135,45 @@ class GradientSites(Collector[GradientFlowReport]):
                 figures[f"{stat} of {noun}s by epoch"] = partial(heatmap, reports, stat, of=noun)
         return figures
 
-    @override
-    def summary_lines(self, report: GradientFlowReport) -> list[str]:
-        """What ``summary="full"`` prints of the last report."""
-        total = len(report.modules) + len(report.silent)
-        ranked = sorted(report.modules.items(), key=lambda item: (math.isnan(item[1].rms), item[1].rms))
-        ends = ranked if len(ranked) <= 6 else ranked[:3] + ranked[-3:]
-        columns = {"rms": "rms", "norm": "norm", "zeros": "zero_fraction", "NaN, inf": "nonfinite_fraction"}
-        return [
-            f"Gradient flow, epoch {report.epoch}: {len(report.modules)} of {total} modules and "
-            f"{len(report.parameters)} parameters recorded, in {report.sampled_batches} of {report.batches} batches; "
-            f"total norm {report.total_norm:.4g}.",
-            *listed("No gradient at", report.silent),
-            Table.of("module", columns, ends),
-        ]
-
 
 HEALTHY_UPDATES = (1e-4, 1e-2)  # ratios of update to weight around the 1e-3 that Karpathy (2022) aims at, a decade to each side
 
 
 @style()
-def gradient_flow(report: GradientFlowReport, *, of: Literal["modules", "parameters"] = "modules") -> Figure:
+def gradient_flow(report: GradientFlowReport) -> Figure:
     """Draw how large the gradient is at each layer, on a log axis, with alerts marked.
 
-    Each role of layers (what its name says after the number of its block; weights and biases differ) has its own line: queries and
-    normalisations differ a hundredfold in healthy runs. Drawn is the root mean square per element, comparable between layers of
-    any size. Where there is one role only, a band shows the spread. For modules it reaches from the mean's magnitude up to the
-    largest single value, for parameters from the mean norm to the largest, per root of the elements. A gradient that is zero, or
-    has no finite value, is drawn at the bottom of the axis.
+    Each role of layers (what its name says after the number of its block) has its own line: queries and normalisations differ a
+    hundredfold in healthy runs. Drawn is the root mean square per element, comparable between layers of any size. Where there is
+    one role only, a band reaches from the mean's magnitude up to the largest single value. A gradient that is zero, or has no
+    finite value, is drawn at the bottom of the axis.
 
     Args:
         report: One window's.
-        of: ``modules`` (the gradient at their outputs) or ``parameters`` (``.grad`` at the optimizer step).
 
     Raises:
         ImportError: If matplotlib is not installed.
         TypeError: If ``report`` is not a GradientFlowReport.
-        ValueError: If ``of`` is neither.
     """
     check_report(report, GradientFlowReport, "GradientFlowMonitor")
-    if of not in ("modules", "parameters"):
-        raise ValueError(f"of must be 'modules' or 'parameters'; got {of!r}.")
-    table: Mapping[str, Any] = report.modules if of == "modules" else report.parameters
-    title, names = f"Gradient flow, {report.when}", list(table)
-    if not table:
-        return nothing(title, f"No gradient arrived at any of the {of}.")
-    rms = numbers_of(table, "rms")
-    if of == "modules":
-        low, high = abs(numbers_of(table, "mean")), np.maximum(abs(numbers_of(table, "min")), abs(numbers_of(table, "max")))
-        band, unit = "|mean| to largest |value|", "gradient (loss per unit)"
-        line = "RMS of the loss's gradient at each module's output; the loss is to the right"
-        line += f"; no gradient arrived at {len(report.silent)} more" if report.silent else ""
-    else:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = numbers_of(table, "norm_max") / numbers_of(table, "norm")
-        low, high = rms, rms * np.where(np.isfinite(ratio), ratio, 1.0)
-        band, unit = "RMS to that of the largest step", "gradient (loss per unit of weight)"
-        line = "RMS of each parameter's gradient at the optimizer step, before clipping"
+    title, names = f"Gradient flow, {report.when}", list(report.modules)
+    if not names:
+        return nothing(title, "No gradient arrived at any of the modules.")
+    rms, mean, smallest, largest = (numbers_of(report.modules, stat) for stat in ("rms", "mean", "min", "max"))
+    high = np.maximum(abs(smallest), abs(largest))
+    line = "RMS of the loss's gradient at each module's output; the loss is to the right"
+    line += f"; no gradient arrived at {len(report.silent)} more" if report.silent else ""
     shown = positive(rms)
     if not shown.any():
-        line = f"No gradient is finite and above zero at any of the {len(names)} {of}"
+        line = f"No gradient is finite and above zero at any of the {len(names)} modules"
     figure, axes = layer_sheet(names, title, line)
     decades(axes, np.concatenate([rms, high]))
     roles = by_role(names)
-    handles = spread_band(axes, shown, low, high, band) if len(roles) == 1 else []
+    handles = spread_band(axes, shown, abs(mean), high, "|mean| to largest |value|") if len(roles) == 1 else []
     handles = role_lines(axes, roles, np.where(shown, rms, np.nan), len(names)) + handles
     handles += [*mark_the_rest(axes, rms, "gradient"), *mark_affected(axes, names, rms, report.alerts)]
-    axes.set_ylabel(unit)
-    return with_names(figure, axes, names, of[:-1], handles)
+    axes.set_ylabel("gradient (loss per unit)")
+    return with_names(figure, axes, names, "module", handles)
 
 
 @style()

@@ -57,14 +57,12 @@ class LearningReport:
             gradient are equally large. Smaller batches learn more from each sample, larger ones need fewer steps.
         batch_size: Samples of an optimizer step: along the first dimension of the batch's largest tensor, over accumulated batches
             and ranks.
-        suggested_batch_size: The power of two nearest to ``noise_scale``.
         over_constant: The loss over that of the best constant answer, where the loss is one whose targets are seen: 1 and more
             where the model is no better than a constant.
         constant_loss: The loss of the best constant answer, likewise.
         gain: Mean fall of the loss on the batch of a measured step, by that step.
         step_ratio: Median of that over the predicted gain: 1 for steps that are short against the curvature, 0.5 for the best
             length, 0 where a step ends as high as it began, negative where it does harm.
-        transfer: Mean fall of the loss, by a measured step, on the batch measured before.
         progress: The fall of the loss on new batches since the first measured step, over the sum of the gains of all steps on their
             own batches, of which the measured ones are a sample.
         reruns: Steps that were measured by running their batch again, since training started.
@@ -79,12 +77,10 @@ class LearningReport:
     coherence: float | None = None
     noise_scale: float | None = None
     batch_size: float | None = None
-    suggested_batch_size: int | None = None
     over_constant: float | None = None
     constant_loss: float | None = None
     gain: float | None = None
     step_ratio: float | None = None
-    transfer: float | None = None
     progress: float | None = None
     reruns: int = 0
     parameters: dict[str, ParameterLearning] = field(default_factory=dict)
@@ -92,24 +88,19 @@ class LearningReport:
     why_not: dict[str, str] = field(default_factory=dict)
 
 
-LEARNING_STATS = ("predicted_gain", "coherence", "noise_scale", "over_constant", "gain", "step_ratio", "transfer", "progress")
+LEARNING_STATS = ("predicted_gain", "coherence", "noise_scale", "over_constant", "gain", "step_ratio", "progress")
 """What is logged as ``learning/<stat>``."""
-PARAMETER_STATS = ("share", "coherence")  # what is logged as `learning/<parameter>/<stat>`, where the user asks for all
 
 
 def learning_scalars(report: LearningReport | None, known: set[str]) -> dict[str, float]:
-    """The values of a report by tag: ``learning/<stat>``, ``learning/<parameter>/share`` and ``…/coherence``.
+    """The values of a report by tag: ``learning/<stat>``.
 
     To ``known`` are added the tags that have a value: from then on each is there, NaN where it is not defined.
     """
     if report is None:
         return {}
     found: dict[str, float | None] = {f"learning/{stat}": getattr(report, stat) for stat in LEARNING_STATS}
-    of_parameters = {
-        f"learning/{name}/{stat}": getattr(stats, stat) for name, stats in report.parameters.items() for stat in PARAMETER_STATS
-    }
-    known.update((tag for tag, value in found.items() if value is not None), of_parameters)
-    found |= of_parameters
+    known.update(tag for tag, value in found.items() if value is not None)
     return {tag: math.nan if (value := found.get(tag)) is None else value for tag in sorted(known)}
 
 
@@ -140,14 +131,12 @@ def learning_report(
         for name, row in zip(names, each, strict=False)
         if row[column.STEPS]
     }
-    noise = _noise_scale(total, batch_size, reasons)
     return LearningReport(
         steps=steps,
         predicted_gain=gain / steps if known else None,
         coherence=total[column.COSINE] / total[column.PAIRS] if total[column.PAIRS] else None,
-        noise_scale=noise,
+        noise_scale=_noise_scale(total, batch_size, reasons),
         batch_size=batch_size,
-        suggested_batch_size=None if noise is None else max(1, 2 ** round(math.log2(max(noise, 1.0)))),
         parameters=parameters,
         modules=_of_modules({name: stats.share for name, stats in parameters.items() if stats.share is not None}),
         why_not=reasons,

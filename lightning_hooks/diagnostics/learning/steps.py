@@ -136,7 +136,7 @@ FEWEST_STEPS = 4  # so many there must be for `progress`
 SURROGATE = 1.2
 """Median step ratio above which gradients are not those of the loss: along a step a loss hardly falls faster than at its start."""
 UNSURE = 0.2  # share of the predicted gain above which its standard error makes what is divided by it unknown
-WIDTH = 4  # gain, predicted gain, the error of both, gain on the batch measured before
+WIDTH = 3  # gain, predicted gain, the error of both
 
 
 class MeasuredSteps:
@@ -155,11 +155,9 @@ class MeasuredSteps:
     def add(self, measured: MeasuredLoss, predicted: float, error: float) -> None:
         """Record a measured step, with the gain that was predicted and the standard error of that."""
         gain = measured.before - measured.after
-        before, after = measured.other_before, measured.other_after
-        transfer = math.nan if before is None or after is None else before - after
         if not all(map(math.isfinite, (gain, predicted, error, measured.level))):
             return
-        self._recent.append((gain, predicted, error + measured.rounding, transfer))
+        self._recent.append((gain, predicted, error + measured.rounding))
         self._gains += gain * (measured.step - self._step)  # a measured step stands for those since the one before
         self._levels = [self._levels[0] if self._count else measured.level, measured.level]
         self._count, self._step = self._count + 1, measured.step
@@ -176,7 +174,7 @@ class MeasuredSteps:
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the :meth:`state` of an earlier run."""
         if state:
-            self._recent.extend(tuple(step) for step in state["recent"])
+            self._recent.extend(tuple(step[:WIDTH]) for step in state["recent"])
             self._count, self._step, self._gains, *self._levels = state["so_far"]
 
 
@@ -191,18 +189,15 @@ def read_steps(numbers: Sequence[float], why_not: str) -> tuple[dict[str, Any], 
     steps = [step for step in steps if not math.isnan(step[0])]
     waits = why_not or "no step was measured yet" * (not steps)
     if waits:
-        return {"reruns": round(count)}, dict.fromkeys(("gain", "step_ratio", "transfer", "progress"), waits)
+        return {"reruns": round(count)}, dict.fromkeys(("gain", "step_ratio", "progress"), waits)
     reasons: dict[str, str] = {}
-    transfers = [step[3] for step in steps if not math.isnan(step[3])]
-    ratios = [gain / predicted for gain, predicted, error, _ in steps if predicted > 0 and error <= UNSURE * predicted]
+    ratios = [gain / predicted for gain, predicted, error in steps if predicted > 0 and error <= UNSURE * predicted]
     ratio = statistics.median(ratios) if ratios else None
     if ratio is None:
         reasons["step_ratio"] = f"the error of each predicted gain is above {UNSURE:.0%} of it, or it is not positive"
     elif ratio > SURROGATE and len(ratios) >= FEWEST_STEPS:
         reasons["step_ratio"] = "steps gain more than gradients predict, as where these are straight-through or surrogate"
         ratio = None
-    if not transfers:
-        reasons["transfer"] = "it needs two measured steps"
     progress = (first - last) / gains if gains > 0 and len(steps) >= FEWEST_STEPS else None
     if progress is None:
         few = f"it needs {FEWEST_STEPS} measured steps"
@@ -210,7 +205,6 @@ def read_steps(numbers: Sequence[float], why_not: str) -> tuple[dict[str, Any], 
     fields = {
         "gain": statistics.fmean(step[0] for step in steps),
         "step_ratio": ratio,
-        "transfer": statistics.fmean(transfers) if transfers else None,
         "progress": progress,
         "reruns": round(count),
     }

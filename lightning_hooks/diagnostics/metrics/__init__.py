@@ -1,1 +1,1 @@
-"""The metrics of the user's model, and how they are used; metrics of what modules put out."""
+"""The metrics of the user's model, and how they are used."""

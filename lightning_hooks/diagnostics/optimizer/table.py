@@ -1,4 +1,4 @@
-"""What optimizers do, as rows: the size of their updates, and how well Adam's second moments follow the gradient.
+"""What optimizers do: their settings, and, as rows, how many of Adam's second moments are stale.
 
 Second moments are read on a sample of the elements, without a host sync.
 """
@@ -76,22 +76,13 @@ class OptimizerStats:
 
     Attributes:
         lr: The learning rate of each parameter group at the window's end; NaN where it is not known.
-        lr_peak: The largest since training started.
-        update_rms: Root mean square of the elements of its updates; None where none was measured.
-        instability: Mean over measured steps of the root mean square of ``g / max(sqrt(v), eps)`` over all elements, where ``g`` is
-            the gradient that the update sees and ``v`` Adam's second moment after it, corrected for its bias: about 1 where ``v``
-            follows the gradient, much larger where it lags behind (RMS_t of StableAdamW, Wortsman et al. 2023, arXiv 2304.13013).
-            None for an optimizer that keeps no second moments as torch's Adam, AdamW, NAdam and RAdam do.
-        stale_fraction: Share of the second moments below eps² where the gradient is not 0, in [0, 1]: there eps decides the step.
-            None as for ``instability``.
+        stale_fraction: Share of the second moments, corrected for their bias, below eps² where the gradient is not 0, in [0, 1]:
+            there eps decides the step. None for an optimizer that keeps none as torch's Adam, AdamW, NAdam and RAdam do.
         groups: The settings of each parameter group.
         schedules: Its learning rate schedulers that say how long they are made for.
     """
 
     lr: tuple[float, ...] = ()
-    lr_peak: tuple[float, ...] = ()
-    update_rms: float | None = None
-    instability: float | None = None
     stale_fraction: float | None = None
     groups: tuple[GroupSettings, ...] = ()
     schedules: tuple[ScheduleStats, ...] = ()
@@ -107,12 +98,8 @@ class OptimizerStats:
 
 
 class OptimizerColumn(Columns):
-    """What each number of an optimizer's row holds, over steps; only quotients are read."""
+    """What each number of an optimizer's row holds, over steps; only their quotient is read."""
 
-    UPDATE_SQUARE = SUM  # squares of the updates' elements
-    UPDATE_ELEMENTS = SUM
-    INSTABILITY = SUM
-    INSTABILITY_STEPS = SUM
     STALE = SUM  # second moments below eps squared, of elements with a gradient
     WITH_GRADIENT = SUM  # elements with a gradient, where there are second moments
 
@@ -123,62 +110,39 @@ class OptimizerTable(RowTable):
     columns = OptimizerColumn
     alike_on_ranks = True
 
-    def add(
-        self, optimizer: int, updates: Tensor, elements: int, moments: Tensor | None = None, valid: Tensor | None = None
-    ) -> None:
+    def add(self, optimizer: int, moments: Tensor, updates: Tensor, valid: Tensor | None = None) -> None:
         """Record a measured step. No host sync; a step in which the norm of an update is not finite does not count.
 
         ``moments`` are what :func:`~.second_moments` read; ``valid`` is False if the optimizer itself skipped the step after all.
         """
-        if updates.is_cpu and self.rows.is_cpu and moments is None and valid is None:  # the number is there: fewer calls
-            norms = updates.numpy()
-            square = float(norms @ norms)
-            if math.isfinite(square):
-                self.rows.numpy()[optimizer, : OptimizerColumn.INSTABILITY] += (square, elements)
-            return
-        row = self.rows.new_zeros(len(OptimizerColumn))
-        row[: OptimizerColumn.INSTABILITY] = elements
-        row[OptimizerColumn.UPDATE_SQUARE] = torch.dot(updates, updates)
-        if moments is not None:
-            row[OptimizerColumn.INSTABILITY] = moments[0]
-            row[OptimizerColumn.INSTABILITY_STEPS] = 1
-            row[OptimizerColumn.STALE :] = moments[1:]
-        counted = torch.isfinite(row).all()
-        self.rows[optimizer] += torch.where(counted if valid is None else counted & valid, row, 0)
+        counted = torch.isfinite(updates).all()
+        self.rows[optimizer] += torch.where(counted if valid is None else counted & valid, moments.to(self.rows), 0)
 
-    def read(self, packed: Tensor) -> list[tuple[float | None, float | None, float | None]]:
-        """The ``update_rms``, ``instability`` and ``stale_fraction`` of each optimizer, on the host; None where not measured."""
-        return [
-            (
-                math.sqrt(square / elements) if elements else None,
-                instability / steps if steps else None,
-                stale / with_gradient if with_gradient else None,
-            )
-            for square, elements, instability, steps, stale, with_gradient in self.lines(packed)
-        ]
+    def read(self, packed: Tensor) -> list[float | None]:
+        """The ``stale_fraction`` of each optimizer, on the host; None where it was not measured."""
+        return [stale / with_gradient if with_gradient else None for stale, with_gradient in self.lines(packed)]
 
 
 _KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)
 
 
 def second_moments(optimizer: Any, updated: Collection[int]) -> Tensor | None:
-    """How the second moments of an optimizer follow its gradients, just after its update.
+    """How many of the second moments of an optimizer are stale, just after its update.
 
     Args:
         optimizer: Torch's Adam, AdamW, NAdam or RAdam, a subclass of one; of others nothing is read.
         updated: The ids of the parameters that it updated.
 
     Returns:
-        Shape ``(3,)``, in the row's dtype: the root mean square of ``g / max(sqrt(v), eps)`` (RMS_t of StableAdamW, arXiv
-        2304.13013), the second moments below eps² where the gradient is not 0, and all where it is not 0. None if it keeps none.
+        Shape ``(2,)``, in the row's dtype: the second moments below eps² where the gradient is not 0, and all where it is not 0.
+        None if it keeps none.
     """
     parts = [part for group in optimizer.param_groups if (part := _read_group(optimizer, group, updated)) is not None]
     if not parts:
         return None
     sums, *lists = zip(*parts, strict=True)
     found, (sizes, counts) = torch.cat(sums, dim=1), [tuple(chain(*each)) for each in lists]
-    square, stale, with_gradient = found @ _whole(sizes, counts, found.dtype).to(found.device, non_blocking=True)
-    return torch.stack(((square / sum(sizes)).sqrt(), stale, with_gradient))
+    return found @ _whole(sizes, counts, found.dtype).to(found.device, non_blocking=True)
 
 
 @functools.lru_cache(maxsize=64)
@@ -188,7 +152,7 @@ def _whole(sizes: tuple[int, ...], counts: tuple[int, ...], dtype: torch.dtype) 
 
 
 def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[int]) -> tuple[Tensor, list[int], list[int]] | None:
-    """Of each parameter ``(g / max(sqrt(v), eps)) ** 2``, stale and all elements with a gradient, ``(3, n)``; sizes and counts."""
+    """Of each parameter its stale elements and all those with a gradient, ``(2, n)``; sizes and counts."""
     betas, eps = group.get("betas"), group.get("eps")
     if not isinstance(betas, tuple | list) or len(betas) < 2 or not isinstance(eps, float | int):
         return None
@@ -231,10 +195,9 @@ def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[in
     sizes = [*map(Tensor.numel, parameters)]
     if sizes == counts:  # all elements are there, and stand for themselves
         sizes = counts = [sum(sizes)]
-    # Norms of all tensors in one call; those of order 1 count flags.
-    norms = torch.stack(torch._foreach_norm(torch.split(g / root.clamp_(min=eps), counts))).to(row_dtype(v.device))
-    numbers = torch.stack(torch._foreach_norm([part for row in flags for part in torch.split(row, counts)], 1)).to(norms.dtype)
-    return torch.cat((norms.square(), numbers)).view(3, -1), sizes, counts
+    # Norms of order 1, of all tensors in one call, count flags.
+    numbers = torch.stack(torch._foreach_norm([part for row in flags for part in torch.split(row, counts)], 1))
+    return numbers.to(row_dtype(v.device)).view(2, -1), sizes, counts
 
 
 def _sampled(tensors: Sequence[Tensor], strides: Sequence[int]) -> tuple[Tensor, list[int]]:

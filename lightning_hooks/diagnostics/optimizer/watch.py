@@ -1,4 +1,4 @@
-"""What each optimizer does: its learning rates and settings, the size of its updates, and its second moments."""
+"""What each optimizer does: its learning rates and settings, and its second moments."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class OptimizerWatch:
 
     def updated(self, step: Step, parameters: Sequence[Tensor], updates: Tensor, valid: Tensor | None) -> None:
         """A measured step was taken."""
-        moments = None
         if self._context.detailed:
             moments = self._read_moments(self._host.optimizers[step.optimizer], {*map(id, parameters)})
-        self.table.add(step.optimizer, updates, sum(map(Tensor.numel, parameters)), moments, valid)
+            if moments is not None:
+                self.table.add(step.optimizer, moments, updates, valid)
 
     def rounding(self, step: Step, parameters: Sequence[Tensor]) -> list[int]:
         """The places of the parameters into which an update is written with few digits, so that it can be lost in rounding.
@@ -119,12 +119,11 @@ class OptimizerWatch:
         return {
             name: OptimizerStats(
                 tuple(math.nan if group.lr is None else group.lr for group in groups),
-                tuple(math.nan if group.lr_peak is None else group.lr_peak for group in groups),
-                *numbers,
-                groups=groups,
-                schedules=tuple(self._schedules.get(place, ())),
+                stale,
+                groups,
+                tuple(self._schedules.get(place, ())),
             )
-            for place, (name, groups, numbers) in enumerate(zip(self._names, self._settings, self.table.read(packed), strict=False))
+            for place, (name, groups, stale) in enumerate(zip(self._names, self._settings, self.table.read(packed), strict=False))
         }
 
     def state(self) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -21,10 +20,9 @@ from lightning_hooks.hooks.attributes import stored, stored_count
 from lightning_hooks.hooks.listener import OutputTo
 from lightning_hooks.hooks.selection import named_sites, outwards
 from lightning_hooks.plots.canvas import Figure
-from lightning_hooks.plots.curves import MOST_PANELS, Stack, stack_figure
+from lightning_hooks.plots.heat import cell_figure
 from lightning_hooks.plots.series import as_reports
 from lightning_hooks.statistics.rows import never_recorded
-from lightning_hooks.trackers.console import Table, listed
 
 _EXPERTS = (
     *("num_experts", "n_experts", "num_local_experts", "n_routed_experts", "num_routed_experts", "moe_num_experts", "n_expert"),
@@ -148,12 +146,7 @@ def _first_sizes(values: Sequence[Any]) -> Iterator[int]:
     return (value.shape[0] for value in values if isinstance(value, Tensor) and value.dim() == 2)
 
 
-ROUTER_STATISTICS = ("balance", "max_load", "dead_fraction", "entropy", "margin", "overflow_fraction", "dropped_fraction")
-# The columns of the table in the terminal, each with its statistic.
-SUMMARY = {
-    "experts": "experts", "top k": "top_k", "balance": "balance", "largest load": "max_load", "dead": "dead_fraction",
-    "entropy": "entropy", "margin": "margin", "dropped": "dropped_fraction",
-}  # fmt: skip
+ROUTER_STATISTICS = ("balance", "max_load", "dead_fraction", "dropped_fraction")
 CODEBOOK_STATISTICS = ("perplexity", "usage", "max_share")
 
 
@@ -176,6 +169,13 @@ class RouterCollector(Collector[RouterReport]):
     report_name: ClassVar[str] = "routers"
     takes: ClassVar[tuple[str, ...]] = ("every_n_steps", "max_overhead", "logged", "functional")
     ranking: ClassVar[tuple[str, ...]] = (*ROUTER_STATISTICS, *CODEBOOK_STATISTICS)
+    summary: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "routers": {
+            "experts": "experts", "top k": "top_k", "balance": "balance", "largest load": "max_load", "dead": "dead_fraction",
+            "dropped": "dropped_fraction",
+        },
+        "codebooks": {"codes": "size", "used": "usage", "perplexity": "perplexity"},
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -243,24 +243,9 @@ class RouterCollector(Collector[RouterReport]):
     def figures(self, reports: Sequence[RouterReport], written: LoggedStatistics, last: bool) -> Figures:
         return {"expert load": partial(expert_load, reports)} if any(report.routers for report in reports) else {}
 
-    @override
-    def summary_lines(self, report: RouterReport) -> list[str]:
-        lines = [
-            f"Routers, epoch {report.epoch}: {len(report.routers)} routers and {len(report.codebooks)} codebooks recorded, in "
-            f"{report.sampled_batches} of {report.batches} batches.",
-            *listed("Silent", report.silent),
-        ]
-        least = sorted(report.routers.items(), key=lambda item: item[1].balance)[:5]
-        lines += [Table.of("router", SUMMARY, least)] if least else []
-        books = {"codes": "size", "used": "usage", "perplexity": "perplexity"}
-        return [*lines, Table.of("codebook", books, report.codebooks.items())] if report.codebooks else lines
-
 
 def expert_load(reports: RouterReport | Sequence[RouterReport]) -> Figure:
-    """Draw the share of the tokens' choices that each expert gets, a stacked bar for each window and a panel for each router.
-
-    Experts are stacked in their order, in shades that come back every eight. Above a bar stands how many got nothing. Of more than
-    twelve routers those with the least even load are drawn.
+    """Draw the share of the tokens' choices that each expert got in the last window: a row per router, a column per expert.
 
     Args:
         reports: One or several; any order.
@@ -270,14 +255,10 @@ def expert_load(reports: RouterReport | Sequence[RouterReport]) -> Figure:
         TypeError: If ``reports`` are not RouterReports.
         ValueError: If there is none.
     """
-    ordered = as_reports(reports, RouterReport, "RouterMonitor")
-    last = {name: stats for report in ordered for name, stats in report.routers.items()}
-    worst = set(sorted(last, key=lambda name: last[name].balance)[:MOST_PANELS])
-    panels = []
-    for name in [name for name in last if name in worst]:
-        found, stats = [report.routers.get(name) for report in ordered], last[name]
-        loads = np.array([[0.0] * stats.experts if window is None else window.load for window in found])
-        idle = [0 if window is None else window.load.count(0.0) for window in found]
-        line = f"{stats.experts} experts, {stats.top_k} for each token, balance {stats.balance:.2f}"
-        panels.append(Stack(name, line, loads, idle, "dead"))
-    return stack_figure("Load of experts", ordered, panels, axis="share of choices", missing="There was no router.")
+    last = as_reports(reports, RouterReport, "RouterMonitor")[-1]
+    loads = {name: stats.load for name, stats in last.routers.items()}
+    most = max((max(load) for load in loads.values()), default=0.0) or 1.0
+    return cell_figure(
+        "Load of experts", last.when, loads, part="expert", scale="share of choices", limits=(0.0, most),
+        missing="There was no router.",
+    )  # fmt: skip

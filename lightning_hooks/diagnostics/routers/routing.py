@@ -1,4 +1,4 @@
-"""What routers and codebooks choose in a window: how often each expert and each code, and how sure a router is."""
+"""What routers and codebooks choose in a window: how often each expert and each code."""
 
 from __future__ import annotations
 
@@ -25,13 +25,8 @@ class RouterColumn(Columns):
     TOKENS = SUM
     CHOICES = SUM  # experts that were to be chosen: tokens times top_k
     DROPPED = SUM  # those that no expert got
-    OVERFLOW = SUM  # those beyond the capacity, call by call
-    MEASURED = SUM  # tokens with finite logits
-    ENTROPY = SUM  # over them
-    MARGIN = SUM  # over them
 
 
-CAPACITY = 1.25  # of an expert in a call, over its even share: choices beyond overflow
 CHOSEN = len(RouterColumn)  # where the counts of the choices begin in a row
 
 
@@ -39,8 +34,7 @@ CHOSEN = len(RouterColumn)  # where the counts of the choices begin in a row
 class RouterStats:
     """What a router chose in one window.
 
-    A choice is one expert for one token: ``tokens * top_k`` in all. Probabilities are the softmax of the router's logits, whichever
-    function it scores with itself.
+    A choice is one expert for one token: ``tokens * top_k`` in all.
 
     Attributes:
         calls: How often the router ran.
@@ -51,12 +45,6 @@ class RouterStats:
         dead_fraction: Share of the experts that no token got, in [0, 1].
         max_load: The largest load times the number of experts: 1 where all are alike, ``experts / top_k`` at most.
         balance: Entropy of the load over its maximum, the logarithm of the number of experts, in [0, 1]: 1 where all are alike.
-        entropy: Mean over the tokens of the entropy of their probabilities over its maximum, in [0, 1]: 0 where the router is sure
-            of one expert. None where the router does not return logits.
-        margin: Mean over the tokens of the probability of the last expert that is among the ``top_k`` likeliest minus that of the
-            next, in [0, 1]. None without logits, and where every expert is chosen.
-        overflow_fraction: Share of the choices beyond a capacity, 1.25 times an expert's even share of a call, as GShard and
-            Switch Transformer drop them (arXiv 2006.16668, 2101.03961); whether or not this router drops any.
         dropped_fraction: Share of the choices that no expert got, as the router's output says, in [0, 1].
     """
 
@@ -68,9 +56,6 @@ class RouterStats:
     dead_fraction: float
     max_load: float
     balance: float
-    entropy: float | None
-    margin: float | None
-    overflow_fraction: float
     dropped_fraction: float
 
     @property
@@ -101,16 +86,16 @@ class CodebookStats:
     max_share: float
 
 
-def routing_of(tensors: Sequence[Tensor], experts: int, top_k: int) -> tuple[Tensor | None, Tensor | None, Tensor | None] | None:
-    """Find logits and choices among the tensors that a router returns in one call.
+def choices_of(tensors: Sequence[Tensor], experts: int, top_k: int) -> tuple[Tensor, bool] | None:
+    """Find the choices among the tensors that a router returns in one call.
 
-    Logits are floating-point with ``experts`` numbers in the last dimension: the first such tensor next to numbers of experts,
-    whose weights have the same form where every expert is chosen, and the last one otherwise.
+    Numbers of experts are integers with ``top_k`` of them in the last dimension. Where there are none, other integers say which
+    expert gets which token; where there are none either, the largest logits are the choices: the last floating-point tensor with
+    ``experts`` numbers in the last dimension.
 
     Returns:
-        The logits, ``(tokens, experts)``; the numbers of the experts chosen, ``(tokens, top_k)``, others are dropped; and where
-        these are not known which expert gets which token, 0 or 1, ``(tokens, experts)``. Each is None where the router does not
-        return it: without either of the others the largest logits are the choices. None where there is nothing.
+        The numbers of the experts chosen, ``(tokens, top_k)``, and False; or which expert gets which token, 0 or 1,
+        ``(tokens, experts)``, and True. None where there is nothing.
     """
     wide = [x for x in tensors if x.dim() > 1 and x.shape[-1] == experts]
     floats = [x for x in wide if x.is_floating_point()]
@@ -118,15 +103,12 @@ def routing_of(tensors: Sequence[Tensor], experts: int, top_k: int) -> tuple[Ten
     chosen = next((x for x in integers if x.dim() > 1 and x.shape[-1] == top_k), None)
     if chosen is None and top_k == 1 and floats:
         chosen = next((x for x in integers if x.numel() * experts == floats[0].numel()), None)
-    dispatched = None if chosen is not None else next((x for x in wide if _is_integer(x)), None)
-    if not floats and chosen is None and dispatched is None:
-        return None
-    logits = None if not floats else floats[-1] if chosen is None else floats[0]
-    return (
-        None if logits is None else logits.detach().reshape(-1, experts),
-        None if chosen is None else chosen.reshape(-1, top_k),
-        None if dispatched is None else dispatched.reshape(-1, experts),
-    )
+    dispatched = next((x for x in wide if _is_integer(x)), None)
+    if chosen is not None:
+        return chosen.reshape(-1, top_k), False
+    if dispatched is not None:
+        return dispatched.reshape(-1, experts), True
+    return (floats[-1].detach().reshape(-1, experts).topk(top_k, -1).indices, False) if floats else None
 
 
 def _is_integer(x: Tensor) -> bool:
@@ -149,32 +131,23 @@ class RoutingTable(RowTable):
     def record(self, index: int, output: Any) -> None:
         """Record what the router or the quantiser of a row returns, if its choices are in it: codes are its first integers."""
         tensors, (_, size, top_k) = list(tensors_in(output)), self._sites[index]
+        row = self.rows[index]
         if top_k:
-            routing = routing_of(tensors, size, top_k)
-            if routing is not None:
-                self._add(index, *routing)
-        elif (codes := next((x for x in tensors if x.dim() and _is_integer(x)), None)) is not None:
-            row = self.rows[index]
-            row[RouterColumn.CALLS] += 1
-            row[CHOSEN : CHOSEN + size] += _counts(codes.reshape(-1), size, row)
-
-    def _add(self, index: int, logits: Tensor | None, chosen: Tensor | None, dispatched: Tensor | None) -> None:
-        """Record one call of a router."""
-        (_, experts, top_k), row = self._sites[index], self.rows[index]
-        if logits is not None and chosen is None and dispatched is None:
-            chosen = logits.topk(top_k, -1).indices
-        given = dispatched if chosen is None else chosen
-        assert given is not None, "a router returns logits or choices"
-        load = given.sum(0).to(row) if chosen is None else _counts(given.reshape(-1), experts, row)
-        tokens, choices = len(given), len(given) * top_k
+            found = choices_of(tensors, size, top_k)
+            if found is None:
+                return
+            given, dispatched = found
+            load = given.sum(0).to(row) if dispatched else _counts(given.reshape(-1), size, row)
+            row[RouterColumn.TOKENS] += len(given)
+            row[RouterColumn.CHOICES] += len(given) * top_k
+            row[RouterColumn.DROPPED] += len(given) * top_k - load.sum()
+        else:
+            codes = next((x for x in tensors if x.dim() and _is_integer(x)), None)
+            if codes is None:
+                return
+            load = _counts(codes.reshape(-1), size, row)
         row[RouterColumn.CALLS] += 1
-        row[RouterColumn.TOKENS] += tokens
-        row[RouterColumn.CHOICES] += choices
-        row[RouterColumn.DROPPED] += choices - load.sum()
-        row[RouterColumn.OVERFLOW] += (load - math.ceil(CAPACITY * choices / experts)).clamp(min=0).sum()
-        if logits is not None and tokens:
-            row[RouterColumn.MEASURED : CHOSEN] += _measured(logits, top_k, row)
-        row[CHOSEN : CHOSEN + experts] += load
+        row[CHOSEN : CHOSEN + size] += load
 
     def read(self, packed: Tensor) -> tuple[dict[str, RouterStats], dict[str, CodebookStats]]:
         """Name the numbers of a packed table on the host: of the routers and of the codebooks that ran."""
@@ -190,31 +163,11 @@ def _counts(numbers: Tensor, size: int, like: Tensor) -> Tensor:
     return like.new_zeros(size + 1).scatter_add_(0, known, like.new_ones(()).expand(known.shape))[:size]
 
 
-def _measured(logits: Tensor, top_k: int, like: Tensor) -> Tensor:
-    """Tokens with finite logits, and the sums over them of entropy and margin: shape ``(3,)``.
-
-    Minus infinity is a masked expert, and finite here as long as one is not masked.
-    """
-    values = logits.to(like.device, torch.promote_types(logits.dtype, torch.float32))
-    total = values.logsumexp(-1, keepdim=True)
-    finite = total.isfinite()
-    # A router that ends with a softmax returns probabilities already; half precision is off by some thousandths.
-    probabilities = ((values >= 0) & ((values.sum(-1, keepdim=True) - 1).abs() < 0.02)).all()
-    likely = torch.where(probabilities, values, (values - total).exp())
-    likely = torch.where(finite, likely, 0)  # no NaN goes on
-    experts = values.shape[-1]
-    entropy = torch.special.entr(likely).sum(-1) / math.log(experts)
-    highest = likely.topk(min(top_k + 1, experts), -1).values
-    margin = highest[:, top_k - 1] - highest[:, top_k] if top_k < experts else torch.zeros_like(entropy)
-    return torch.stack((finite.sum().to(like), entropy.to(like).sum(), margin.to(like).sum()))
-
-
 def router_stats(row: Sequence[float], top_k: int) -> RouterStats:
     """Name the numbers of the row of a router that ran."""
     counts = row[CHOSEN:]
     experts, kept = len(counts), sum(counts)
     shares = tuple(count / kept if kept else 0.0 for count in counts)
-    choices, measured = row[RouterColumn.CHOICES] or 1.0, row[RouterColumn.MEASURED]
     return RouterStats(
         calls=int(row[RouterColumn.CALLS]),
         tokens=int(row[RouterColumn.TOKENS]),
@@ -224,10 +177,7 @@ def router_stats(row: Sequence[float], top_k: int) -> RouterStats:
         dead_fraction=shares.count(0.0) / experts,
         max_load=max(shares) * experts,
         balance=_entropy(shares) / math.log(experts),
-        entropy=row[RouterColumn.ENTROPY] / measured if measured else None,
-        margin=row[RouterColumn.MARGIN] / measured if measured and top_k < experts else None,
-        overflow_fraction=row[RouterColumn.OVERFLOW] / choices,
-        dropped_fraction=row[RouterColumn.DROPPED] / choices,
+        dropped_fraction=row[RouterColumn.DROPPED] / (row[RouterColumn.CHOICES] or 1.0),
     )
 
 

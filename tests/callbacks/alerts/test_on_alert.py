@@ -118,15 +118,16 @@ def test_a_crash_is_the_verdict_with_or_without_a_record(tmp_path: Path, capsys:
     assert verdicts == [crash, crash]
 
 
-def test_the_full_summary_names_the_worst_the_silent_and_the_coverage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_full_summary_has_each_report_and_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     trainer(monitors(every_n_steps=2, summary="full"), gradient_clip_val=0.5).fit(dying(), loader())
     printed = capsys.readouterr().out
-    assert "Feature statistics, epoch 0: 3 of 3 modules recorded, in 4 of 7 batches." in printed
+    assert "FeatureReport: epoch 0, step 7\n  3 sites measured; 4 of 7 batches sampled\n" in printed
+    assert [line.split()[0] for line in printed.splitlines() if line.startswith("  net.")][:3] == ["net.1", "net.0", "net.2"]
     assert printed.splitlines()[-2:] == [
         "Monitors: Dead units at net.1, since epoch 0.",
         "Open alerts: [critical] dead at net.1 (epoch 0, step 7)",
     ]
-    assert "Gradient flow, epoch 0: 3 of 3 modules and 4 parameters recorded" in printed
+    assert "  3 modules, 4 parameters, 1 optimizer measured" in printed
     assert "0-SGD" in printed
 
 

@@ -85,7 +85,7 @@ def test_choices_of_transformers_against_a_reference(name: str, options: dict[st
     report = routers.report
     assert report is not None
     assert len(seen.calls) == 4
-    check(report.routers[site], reference([(logits, chosen) for logits, _, chosen in seen.calls], 4, 2), rel=1e-4)
+    check(report.routers[site], reference([chosen for _, _, chosen in seen.calls], 4, 2), rel=1e-4)
     assert (report.silent, report.sampled_batches, report.batches) == ((), 4, 4)
 
 
@@ -96,7 +96,7 @@ def test_gates_and_codebooks_against_a_reference(every: int) -> None:
     trainer([gate, codes, routers]).fit(routed(), loader())
     report = routers.report
     assert report is not None
-    check(report["net.mixture.gate"], reference([(x, x.topk(2).indices) for (x,) in gate.calls], 4, 2))
+    check(report["net.mixture.gate"], reference([x.topk(2).indices for (x,) in gate.calls], 4, 2))
     chosen = torch.cat([numbers for _, numbers in codes.calls])
     shares = torch.bincount(chosen, minlength=16).double() / len(chosen)
     book = report.codebooks["net.quantise"]
@@ -142,9 +142,8 @@ def test_logged_values_report_figure_and_table() -> None:
     assert "routers/model/balance_worst" in metrics
     assert RouterReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
     assert set(routers.to_frame()["of"]) == {"router", "codebook"}
-    for figure in (routers.plot(), expert_load(list(routers.history)), routers.plot("entropy")):
+    for figure in (routers.plot(), expert_load(list(routers.history)), routers.plot("balance")):
         assert figure.axes
-    assert sum(len(bar.patches) for bar in routers.plot().axes[0].containers) == 2 * 4  # type: ignore[union-attr]
     assert [len(entry.routers) for entry in routers.history] == [1, 1]
 
 

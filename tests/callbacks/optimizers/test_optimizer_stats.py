@@ -74,10 +74,8 @@ def expected_parameters(steps: list[dict[str, dict[str, Any]]], name: str) -> di
 
 def expected_optimizer(steps: list[dict[str, dict[str, Any]]]) -> dict[str, float | None]:
     """What the report is to say of an optimizer that took these steps, all measured."""
-    updates = np.concatenate([(s["after"] - s["before"]).ravel() for step in steps for s in step.values()])
-    instability, stale, with_gradient = [], 0, 0
+    stale, with_gradient = 0, 0
     for step in steps:
-        squares = []
         for s in step.values():
             if s["v"] is None:
                 continue
@@ -85,16 +83,9 @@ def expected_optimizer(steps: list[dict[str, dict[str, Any]]]) -> dict[str, floa
             if group["weight_decay"] and not group.get("decoupled_weight_decay"):
                 g = g + group["weight_decay"] * s["before"].ravel()
             v = s["v"].ravel() / (1 - float(group["betas"][1]) ** s["step"])
-            squares.append(g**2 / np.maximum(v, group["eps"] ** 2))
             stale += int(((v < group["eps"] ** 2) & (g != 0)).sum())
             with_gradient += int((g != 0).sum())
-        if squares:
-            instability.append(math.sqrt(np.mean(np.concatenate(squares))))
-    return {
-        "update_rms": math.sqrt(np.mean(updates**2)),
-        "instability": np.mean(instability) if instability else None,
-        "stale_fraction": stale / with_gradient if with_gradient else None,
-    }
+    return {"stale_fraction": stale / with_gradient if with_gradient else None}
 
 
 def assert_equal(report: GradientFlowReport, steps: list[dict[str, dict[str, Any]]], rel: float = 1e-4) -> None:
@@ -148,7 +139,7 @@ def test_every_optimizer(made: str) -> None:
     trainer([slow, monitor]).fit(model, loader())
     (stats,) = monitor.report.optimizers.values()
     adam = made not in ("sgd", "lbfgs", "stateless")
-    assert (stats.instability is not None, stats.stale_fraction is not None) == (adam, adam)
+    assert (stats.stale_fraction is not None) == adam
     assert len(slow.steps) == 7
     if made == "lbfgs":
         return  # gradients are read once, at the weights that the step starts from
@@ -180,7 +171,7 @@ def test_accumulation_and_a_window_without_a_step() -> None:
 
     trainer([never := GradientFlowMonitor(every_n_steps=1, summary=False)], max_epochs=2).fit(Never(), loader())
     stats = never.report.optimizers["0-SGD"]
-    assert (stats.lr, stats.update_rms, stats.instability, stats.stale_fraction) == ((0.1,), None, None, None)
+    assert (stats.lr, stats.stale_fraction) == ((0.1,), None)
     assert all(p.weight_norm is None and p.moved is None for p in never.report.parameters.values())
 
 
@@ -211,8 +202,7 @@ def test_two_optimizers_groups_and_rates() -> None:
     one, two = monitor.report.optimizers.values()
     assert list(monitor.report.optimizers) == ["0-Adam", "1-SGD"]
     assert one.lr == pytest.approx((0.01 / 2**7, 0.002 / 2**7))
-    assert one.lr_peak == (0.01, 0.002)
-    assert two.lr_peak == (0.1,)
+    assert [group.lr_peak for group in (*one.groups, *two.groups)] == [0.01, 0.002, 0.1]
     assert one.groups[0].betas == (0.9, 0.999)
     assert (two.groups[0].momentum, two.groups[0].eps, two.groups[0].lr_initial) == (0.5, None, 0.1)
     assert monitor.report.planned_steps is None
