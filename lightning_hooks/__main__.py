@@ -1,4 +1,4 @@
-"""``lightning-hooks``, or ``python -m lightning_hooks``: makes reports, compares runs, verifies a cure, checks a checkpoint."""
+"""``lightning-hooks``, or ``python -m lightning_hooks``: makes reports, compares runs, verifies a cure."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Returns:
-        0; 1 where ``report --fail-on`` says so, ``verify`` finds no cure, ``check`` finds something wrong or a replay does not
-        reproduce; 2 if what is named cannot be read or is not known, or nothing can be printed; 130 after Ctrl-C.
+        0; 1 where ``report --fail-on`` says so, ``verify`` finds no cure or a replay does not reproduce; 2 if what is
+        named cannot be read or is not known, or nothing can be printed; 130 after Ctrl-C.
 
     Args:
         arguments: Those after the command's name; None for ``sys.argv``.
@@ -110,16 +110,6 @@ ARGUMENTS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
             "--json": {"action": "store_true", "help": "print the result as JSON"},
         },
     ),
-    "check": (
-        "check a checkpoint for NaN, constant weights and other faults (exit code 0 if there are none)",
-        {
-            "checkpoint": {"type": Path, "help": "the checkpoint file, such as last.ckpt"},
-            "--model": {
-                "help": "a function that returns the model, as package.module:factory; also shows which names of the checkpoint "
-                "fit it"
-            },
-        },
-    ),
     "explain": (
         "explain a kind of alert: what it means, when it is raised, and what to try",
         {"name": {"help": "the name of the kind or the cause, such as dead or offset_bias"}},
@@ -153,7 +143,7 @@ ARGUMENTS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="lightning-hooks", description="Show, compare and check training runs that lightning_hooks has observed."
+        prog="lightning-hooks", description="Show and compare training runs that lightning_hooks has observed."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for command, (does, arguments) in ARGUMENTS.items():
@@ -200,17 +190,6 @@ def _verify(options: argparse.Namespace) -> Done:
     return lines, int(found.outcome != "cured")
 
 
-def _check(options: argparse.Namespace) -> Done:
-    from lightning_hooks import checkpoints  # it imports torch, which commands that read a run's file do not need
-
-    found = checkpoints.check_checkpoint(options.checkpoint)
-    if options.model is None:
-        return found.lines(), int(found.wrong)
-    model, content = _made_by(options.model, "--model"), checkpoints.load_checkpoint(options.checkpoint)
-    names = checkpoints.check_loaded(model, content)
-    return [*found.lines(), *names.lines()], int(found.wrong or names.wrong)
-
-
 def _made_by(source: str, option: str) -> Any:
     """What ``package.module:name`` names, called if it is a function or a class; the working directory is looked in first.
 
@@ -255,7 +234,6 @@ COMMANDS: dict[str, Command] = {
     "report": _report,
     "compare": _compare,
     "verify": _verify,
-    "check": _check,
     "explain": lambda options: (explain(options.name), 0),
     "demo": _demo,
     "replay": _replay,
