@@ -14,7 +14,7 @@ from lightning_hooks.callbacks.base import EvaluatedCallback
 from lightning_hooks.hooks import Gate, ModuleSelector, select_modules
 from lightning_hooks.hooks.checks import check_bools, check_optional_integer
 from lightning_hooks.hooks.selection import compiled_around, compiled_regions, describe_selector
-from lightning_hooks.pruning import PruningReport, UnitSites, target_at, zero_units
+from lightning_hooks.pruning import PruningReport, UnitSites, target_at
 from lightning_hooks.pruning.sites import check_schedule
 from lightning_hooks.trackers import show
 
@@ -99,28 +99,6 @@ class ActivationPruner(EvaluatedCallback):
         self.hooks.remove_all()
         self._masks, self._sites, self._removed = {}, None, True
 
-    def apply(self, model: nn.Module) -> list[str]:
-        """Make the masks permanent: set the weights and biases of masked units to zero.
-
-        Without hooks the model then has the same output as with them. Call it after training: further optimizer steps would change
-        the weights.
-
-        Args:
-            model: The model of the masks, with the same module names.
-
-        Returns:
-            The names of the modules that were changed.
-
-        Raises:
-            ValueError: If a masked module has no weights for its units, or ``unit_dim`` is given; then nothing is changed.
-        """
-        if self.unit_dim is not None:
-            raise ValueError(
-                f"apply() zeroes the weights of a module's channels or features; with unit_dim={self.unit_dim} the masked units "
-                "may be others. Use unit_dim=None, or keep the masks."
-            )
-        return zero_units(model, self._masks)
-
     @contextmanager
     def masking(self, model: nn.Module) -> Iterator[None]:
         """Mask a model in your own training loop, and measure it in training mode.
@@ -177,8 +155,8 @@ class ActivationPruner(EvaluatedCallback):
         compiled = next((name for name, _ in chosen if compiled_around(name, regions) is not None), None)
         if compiled is not None:
             raise RuntimeError(
-                f"{compiled!r} runs under torch.compile, and a compiled graph does not run later masks. Train "
-                "uncompiled with the pruner; then call apply(model), and compile."
+                f"{compiled!r} runs under torch.compile, and a compiled graph does not run later masks. Train uncompiled with the "
+                "pruner."
             )
         unknown = sorted(self._masks.keys() - dict(chosen).keys())
         if unknown:
@@ -191,7 +169,6 @@ class ActivationPruner(EvaluatedCallback):
             for site, (name, module) in zip(sites.sites, chosen, strict=True):
                 if name in self._masks:
                     site.mask(self._masks[name], sites.device)
-                    site.settle(len(self._masks[name]) if site.units is None else site.units)
                 self.hooks.register(module, site, "forward", label=name)
         self._sites = sites
 
