@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.debugging.reasons import Evidence, Watcher, why_no_call, why_no_gradient
+from lightning_hooks.debugging.reasons import Evidence, why_no_call, why_no_gradient
 from lightning_hooks.debugging.trace import CallRecord, HookBreakError, Trace, describe
 from lightning_hooks.hooks import HookManager, float_tensors, guarded
 from lightning_hooks.hooks.listener import CallStack, UncompiledHook, in_backward
-from lightning_hooks.hooks.selection import OPAQUE, compiled_around, compiled_regions, named_sites, outwards
+from lightning_hooks.hooks.selection import compiled_regions, named_sites
 
 
 class Tracer:
@@ -30,7 +30,6 @@ class Tracer:
         self.statistics = statistics
         self.tracing = False
         self._on_fault: Any = None
-        self._watcher: Watcher | None = None
         self._clear()
 
     @property
@@ -44,7 +43,7 @@ class Tracer:
         self._evidence = {name: Evidence() for name in self.kinds}
         self._error: BaseException | None = None
         self._raised_in = ""
-        self._backward = False
+        self.backward = False  # whether a backward pass is known to have run
         self._marks: list[tuple[int, int] | None] = []
 
     def attach(self, sites: list[tuple[str, nn.Module]], hooks: HookManager, on_fault: Any = None) -> None:
@@ -57,25 +56,11 @@ class Tracer:
 
     # One step.
 
-    def begin(self, root: nn.Module, watch: bool = True) -> None:
-        """Start tracing; ``watch`` also inspects operations, unless the model is compiled."""
+    def begin(self, root: nn.Module) -> None:
+        """Start tracing."""
         self._clear()
         self.tracing = True
         self._marks = _gradient_marks(root)
-        if watch and not compiled_regions(root):  # a mode would make compiled code run uncompiled
-            sites = dict(named_sites(root))
-            self._watcher = Watcher([(name, sites[name]) for name in self.kinds if name in sites], self._stack)
-            self._watcher.__enter__()  # type: ignore[no-untyped-call]
-
-    def backward_begins(self, forward_is_over: bool = True) -> None:
-        """Backward begins; ``forward_is_over`` ends the inspection of operations."""
-        self._backward = True
-        if forward_is_over:
-            self._stop_watching()
-
-    def _stop_watching(self) -> None:
-        if self._watcher is not None:
-            self._watcher.leave()
 
     def finish(self, root: nn.Module, title: str, error: BaseException | None = None) -> Trace:
         """Stop tracing, and return the trace; ``error`` is the exception that ended the step."""
@@ -92,8 +77,6 @@ class Tracer:
 
     def stop(self) -> None:
         """Stop tracing and discard the current step."""
-        self._stop_watching()
-        self._watcher = None
         self.tracing = False
         self._clear()
 
@@ -101,30 +84,12 @@ class Tracer:
         modules, regions = dict(named_sites(root)), compiled_regions(root)
         faults: Mapping[str, str] = getattr(self._on_fault, "errors", {})
         called = {name for name, seen in self._evidence.items() if seen.calls}
-        reasons = {}
-        for name in [name for name in self.kinds if name not in called]:
-            region = compiled_around(name, regions)
-            ran = region is not None and any(compiled_around(other, [region]) is not None for other in called)
-            around = [outer for outer in outwards(name)[1:-1] if outer in modules]
-            opaque = next((outer for outer in around if isinstance(modules[outer], OPAQUE)), "")
-            parent = next((outer for outer in around if not isinstance(modules[outer], nn.ModuleList | nn.ModuleDict)), "")
-            parameters = list(modules[name].parameters()) if name in modules else []
-            watcher = self._watcher
-            reasons[name] = why_no_call(
-                fault=faults.get(name, ""),
-                compiled=None if ran or region is None else repr(region) if region else "the model",
-                opaque=opaque,
-                **({} if watcher is None else watcher.of(name)),
-                updated=watcher is None and any(parameter.grad is not None for parameter in parameters),
-                parent=parent if parent in self.kinds and parent not in called else "",
-                alone=not called,
-                parameters=bool(parameters),
-            )
-        return reasons
+        silent = [name for name in self.kinds if name not in called]
+        return {name: why_no_call(name, modules, called, self.kinds, regions, faults.get(name)) for name in silent}
 
     def _no_gradient(self, root: nn.Module) -> dict[str, str]:
-        backward = self._backward or any(seen.gradients for seen in self._evidence.values())
-        backward = backward or _gradient_marks(root) != self._marks or (self._watcher is not None and self._watcher.backward)
+        backward = self.backward or any(seen.gradients for seen in self._evidence.values())
+        backward = backward or _gradient_marks(root) != self._marks
         modules = dict(named_sites(root))
         reasons = {}
         for name, seen in self._evidence.items():
@@ -180,7 +145,6 @@ class Tracer:
                 continue
             seen.differentiable = True
             seen.leaf |= tensor.is_leaf
-            seen.view |= tensor._is_view()
             if not tensor.is_leaf:
                 hook = guarded(UncompiledHook(self, "on_gradient", record.site, record.depth), record.site, self._on_fault)
                 tensor.register_hook(hook)  # type: ignore[no-untyped-call]
