@@ -23,7 +23,7 @@ GROUPS = (
 )
 """The headings of the table, in the order in which a user looks for what went wrong; each kind names its own."""
 CAPTIONS: dict[str, str] = {
-    "dead_units": "Dead units of each rectifier by epoch. The dashed line is the rule's threshold.",
+    "dead_units": "Dead units of each rectifier by epoch.",
     "gradient_flow": "RMS of the gradient at each module, from the input (left) to the loss (right).",
     "update_ratios": "Update over weight of each parameter, around 1e-3 in many healthy runs.",
     "clip_history": "Gradient norm before and after clipping, and the share of clipped steps.",
@@ -39,7 +39,7 @@ CAPTIONS: dict[str, str] = {
     "calls": "Calls of each module in the sampled batches of the last epoch.",
     "initial": "Gain of each layer's initial weights: RMS times the root of the fan-in.",
     "statistics": "How far the running statistics of frozen batch norms have moved; none where they are in eval mode.",
-    "expert_load": "Share of the choices that each expert gets, by epoch. Above a bar stands how many experts got nothing.",
+    "expert_load": "Share of the choices that each expert gets in the last epoch, a row for each router.",
     "inputs": "RMS of the model's input in training and in validation.",
 }
 

@@ -1,4 +1,4 @@
-"""Tables of numbers: any statistic of layers by epochs, shares with their limit, and the parts of layers."""
+"""Tables of numbers: any statistic of layers by epochs, and the parts of layers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from typing import Any
 import numpy as np
 
 import lightning_hooks.plots.canvas as canvas
-from lightning_hooks.declare.alert import limit_of
 from lightning_hooks.declare.window import Report
-from lightning_hooks.plots.canvas import Axes, Figure
+from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.series import (
     FRACTIONS,
     SIGNED,
-    Series,
     as_reports,
     beginnings,
     relative_to_first,
     series,
-    tables,
     window_of,
 )
 
@@ -54,33 +51,27 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
     title = f"{ordered[0].subject} {stat} by {table.noun}"
     if not table.names:
         return canvas.nothing(title, f"{stat} applies to none of them.")
-    figure, axes = canvas.single(_width(table), _height(table))
+    longest = min(max(map(len, table.names)), 34)
+    width = canvas.within(2.4 + 0.065 * longest + 0.16 * len(table.epochs), 5.6, 13.0)
+    figure, axes = canvas.single(width, canvas.within(1.9 + 0.19 * len(table.names), 2.8, 12.5))
     hatched = "" if np.isfinite(table.values).all() else "; hatched where nothing finite was measured"
     against = f"; each row relative to its first {window_of(table.unit)}" if relative else ""
-    canvas.heading(axes, title, _span(table) + against + hatched, figure.get_figwidth() - 2.5)
-    _cells(figure, axes, table, stat, relative=relative)
-    canvas.legend(figure, _beginnings(axes, table, ordered))
-    return figure
-
-
-@canvas.style()
-def share_figure(title: str, reports: Sequence[Report], stat: str, kind: str, *, what: str, missing: str) -> Figure:
-    """Draw shares of ``what`` over the windows, and in the last one as bars, with the limit of the kind of alert that they raise.
-
-    ``missing`` is what is written where no row has the statistic.
-    """
-    known = (stats for report in reports for table in tables(report).values() for stats in table.values())
-    if all(getattr(stats, stat, None) is None for stats in known):
-        return canvas.nothing(title, missing)
-    table = series(reports, stat)
-    figure = canvas.sheet(_width(table) + 2.6, _height(table))
-    axes, bars = figure.subplots(1, 2, sharey=True, width_ratios=[max(_width(table) - 2.2, 1.5), 2.4])
-    canvas.heading(axes, title, _span(table))
-    _cells(figure, axes, table, stat, colorbar=False)
-    limit = limit_of(kind, (alert for report in reports for alert in report.alerts))
-    _bars(bars, table.values[:, -1], f"{what} in {table.unit} {table.epochs[-1]}", limit)
-    bars.tick_params(left=False, labelleft=False)
-    canvas.legend(figure, _beginnings(axes, table, reports))
+    first, last = table.epochs[0], table.epochs[-1]
+    span = f"{table.unit} {first}" if len(table.epochs) == 1 else f"{table.unit}s {first} to {last}"
+    canvas.heading(axes, title, span + against + hatched, width - 2.5)
+    columns = len(table.epochs)
+    shown, norm, colors, ticks = _relative_scale(table.values) if relative else _scale(table.values, stat)
+    mesh = canvas.table(axes, shown, (40, 60), norm=norm, cmap=colors)
+    canvas.name_epochs(axes, table.epochs, max(2, columns if columns <= 12 else 12), table.unit)
+    canvas.name_layers(axes, table.names, "y", table.noun)
+    if not np.ma.getmaskarray(shown).all():
+        label = f"{stat} over that of the first {window_of(table.unit)}" if relative else f"{stat}, {_unit(stat)}"
+        canvas.color_bar(figure, mesh, axes, label, **ticks)
+    place = {name: row for row, name in enumerate(table.names)}
+    began = [(index, alert) for index, alert in beginnings(ordered) if alert.site in place]
+    size = canvas.within(40 / len(place), 0.3, 1.0)
+    canvas.mark_alerts(axes, [(x, place[alert.site], alert.severity) for x, alert in began], size, 0.7 * (len(place) <= 120))
+    canvas.legend(figure, canvas.alert_handles(alert for _, alert in began))
     return figure
 
 
@@ -115,30 +106,6 @@ def cell_figure(
     if not np.ma.getmaskarray(shown).all():
         canvas.color_bar(figure, mesh, axes, scale)
     return figure
-
-
-def _bars(axes: Axes, shares: np.ndarray, label: str, limit: float) -> None:
-    y, height = np.arange(len(shares)), 0.82 if len(shares) <= 120 else 1.0
-    colors = np.where(shares > limit, canvas.VERMILLION, canvas.BLUE)
-    whole = axes.barh(y, np.ones_like(shares), color=canvas.PALE, height=height)
-    axes.barh(y, np.nan_to_num(shares), color=list(colors), height=height)
-    axes.axvline(limit, color="black", lw=0.9, ls=(0, (4, 3)))
-    axes.set_xlim(0, 1)
-    axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
-    axes.set_xlabel(label)
-    if len(y) <= 40:
-        axes.bar_label(whole, ["not observed" if np.isnan(share) else f"{share:.0%}" for share in shares], padding=3, fontsize=7)
-
-
-def _cells(figure: Figure, axes: Axes, table: Series, stat: str, colorbar: bool = True, relative: bool = False) -> None:
-    columns = table.values.shape[1]
-    shown, norm, colors, ticks = _relative_scale(table.values) if relative else _scale(table.values, stat)
-    mesh = canvas.table(axes, shown, (40, 60), norm=norm, cmap=colors)
-    canvas.name_epochs(axes, table.epochs, max(2, columns if columns <= 12 else 12), table.unit)
-    canvas.name_layers(axes, table.names, "y", table.noun)
-    if colorbar and not np.ma.getmaskarray(shown).all():
-        label = f"{stat} over that of the first {window_of(table.unit)}" if relative else f"{stat}, {_unit(stat)}"
-        canvas.color_bar(figure, mesh, axes, label, **ticks)
 
 
 def _relative_scale(values: np.ndarray) -> tuple[np.ndarray, Any, str, dict[str, Any]]:
@@ -186,25 +153,3 @@ def _unit(stat: str) -> str:
     if stat.endswith("_steps") or stat in ("steps", "calls", "count"):
         return "count"
     return "no unit" if stat == "update_ratio" else "log scale"
-
-
-def _beginnings(axes: Axes, table: Series, reports: Sequence[Report]) -> list[Any]:
-    place = {name: row for row, name in enumerate(table.names)}
-    began = [(index, alert) for index, alert in beginnings(reports) if alert.site in place]
-    size = canvas.within(40 / max(len(place), 1), 0.3, 1.0)
-    canvas.mark_alerts(axes, [(x, place[alert.site], alert.severity) for x, alert in began], size, 0.7 * (len(place) <= 120))
-    return canvas.alert_handles(alert for _, alert in began)
-
-
-def _span(table: Series) -> str:
-    first, last = table.epochs[0], table.epochs[-1]
-    return f"{table.unit} {first}" if len(table.epochs) == 1 else f"{table.unit}s {first} to {last}"
-
-
-def _width(table: Series) -> float:
-    longest = min(max(map(len, table.names), default=0), 34)
-    return canvas.within(2.4 + 0.065 * longest + 0.16 * len(table.epochs), 5.6, 13.0)
-
-
-def _height(table: Series) -> float:
-    return canvas.within(1.9 + 0.19 * len(table.names), 2.8, 12.5)

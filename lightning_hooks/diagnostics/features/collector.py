@@ -29,7 +29,7 @@ from lightning_hooks.hooks import OutputRecorder
 from lightning_hooks.hooks.parameters import of_libraries
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.plots.canvas import Figure
-from lightning_hooks.plots.heat import heatmap, share_figure
+from lightning_hooks.plots.heat import heatmap
 from lightning_hooks.plots.series import as_reports
 from lightning_hooks.statistics.reduction import flagged, largest
 from lightning_hooks.statistics.rows import never_recorded
@@ -294,9 +294,9 @@ def _rank(stats: FeatureStats, spread: float) -> tuple[float, float]:
 
 
 def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:
-    """Draw the share of dead units of each rectifier: over the epochs, and in the last one.
+    """Draw the share of dead units of each rectifier over the epochs.
 
-    A unit is dead in an epoch if it gave zero for every sampled input. The line is the share above which the default rule alerts.
+    A unit is dead in an epoch if it gave zero for every sampled input.
 
     Args:
         reports: One or several; any order.
@@ -307,7 +307,4 @@ def dead_units(reports: FeatureReport | Sequence[FeatureReport]) -> Figure:
         ValueError: If there is none.
     """
     ordered = as_reports(reports, FeatureReport, "FeatureStatsMonitor")
-    return share_figure(
-        "Dead units of rectifiers", ordered, "dead_fraction", "dead", what="dead units",
-        missing="No rectifier (nn.ReLU, nn.ReLU6) was observed.",
-    )  # fmt: skip
+    return heatmap(ordered, "dead_fraction")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -21,7 +20,7 @@ from lightning_hooks.hooks.attributes import stored, stored_count
 from lightning_hooks.hooks.listener import OutputTo
 from lightning_hooks.hooks.selection import named_sites, outwards
 from lightning_hooks.plots.canvas import Figure
-from lightning_hooks.plots.curves import MOST_PANELS, Stack, stack_figure
+from lightning_hooks.plots.heat import cell_figure
 from lightning_hooks.plots.series import as_reports
 from lightning_hooks.statistics.rows import never_recorded
 from lightning_hooks.trackers.console import Table, listed
@@ -257,10 +256,7 @@ class RouterCollector(Collector[RouterReport]):
 
 
 def expert_load(reports: RouterReport | Sequence[RouterReport]) -> Figure:
-    """Draw the share of the tokens' choices that each expert gets, a stacked bar for each window and a panel for each router.
-
-    Experts are stacked in their order, in shades that come back every eight. Above a bar stands how many got nothing. Of more than
-    twelve routers those with the least even load are drawn.
+    """Draw the share of the tokens' choices that each expert gets in the last window: a row for each router.
 
     Args:
         reports: One or several; any order.
@@ -270,14 +266,10 @@ def expert_load(reports: RouterReport | Sequence[RouterReport]) -> Figure:
         TypeError: If ``reports`` are not RouterReports.
         ValueError: If there is none.
     """
-    ordered = as_reports(reports, RouterReport, "RouterMonitor")
-    last = {name: stats for report in ordered for name, stats in report.routers.items()}
-    worst = set(sorted(last, key=lambda name: last[name].balance)[:MOST_PANELS])
-    panels = []
-    for name in [name for name in last if name in worst]:
-        found, stats = [report.routers.get(name) for report in ordered], last[name]
-        loads = np.array([[0.0] * stats.experts if window is None else window.load for window in found])
-        idle = [0 if window is None else window.load.count(0.0) for window in found]
-        line = f"{stats.experts} experts, {stats.top_k} for each token, balance {stats.balance:.2f}"
-        panels.append(Stack(name, line, loads, idle, "dead"))
-    return stack_figure("Load of experts", ordered, panels, axis="share of choices", missing="There was no router.")
+    last = as_reports(reports, RouterReport, "RouterMonitor")[-1]
+    loads = {name: stats.load for name, stats in last.routers.items()}
+    largest = max((max(load) for load in loads.values()), default=1.0)
+    return cell_figure(
+        "Load of experts", f"{last.when}; share of the choices that each expert gets", loads, part="expert",
+        scale="share of choices", limits=(0.0, largest), missing="There was no router.",
+    )  # fmt: skip
