@@ -84,8 +84,8 @@ class TrainingMonitor(TrainingReports, SessionCallback):
             which only reads; True to run some steps again besides, with a warning where that cannot be: what ``training_step``
             counts in class attributes or globals, or does outside of the process, happens twice then; False for nothing.
         notify: Where new root alerts above info and the end of the run are sent: ``env:NAME`` for the address in an environment
-            variable, an http(s) address, or ``{"url": ..., "format": ...}`` with ``slack``, ``discord``, ``teams``, ``ntfy`` or
-            ``json``, by host name otherwise. None for what the variable ``LIGHTNING_HOOKS_NOTIFY`` says. The address is a secret:
+            variable, an http(s) address, or ``{"url": ..., "format": ...}`` with ``slack``, ``discord``, ``ntfy`` or ``json``,
+            by host name otherwise. None for what the variable ``LIGHTNING_HOOKS_NOTIFY`` says. The address is a secret:
             pickles, checkpoints and saved configurations have a mask in its place.
         live: Whether a notebook shows the run's page below the cell, again after each window; elsewhere a line of text is printed.
         metrics: torchmetrics of what modules put out, such as ``{"encoder.*": MeanMetric(), ("student.h", "teacher.h"):
