@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
@@ -16,7 +16,7 @@ from lightning_hooks.debugging.tracer import Tracer
 from lightning_hooks.hooks import Gate, HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.checks import check_bools, check_choice, check_count
 from lightning_hooks.hooks.selection import can_be_called, is_metric
-from lightning_hooks.hosts.lightning_api import log_step, loss_scaler
+from lightning_hooks.hosts.lightning_api import log_step
 from lightning_hooks.trackers import show
 
 
@@ -24,9 +24,9 @@ class HookDebugger(HookedCallback):
     """Prints the calls and gradients of chosen steps, stops at a condition, and explains hooks that did not run.
 
     The trace has every call in order, forward and backward, with the shapes, dtypes and devices (and statistics, if requested) of
-    arguments and outputs; the module in which the step raised; and for every selected module without a call or a gradient the
-    reason: never called, used without a call, a fused path, compiled before the hooks, frozen, without autograd, not part of the
-    loss. Weights, losses and random state are unchanged; a traced step is slow.
+    arguments and outputs; the module in which the step raised; the selected modules without a gradient; and for every selected
+    module without a call the reason: never called, used without a call, a fused path, compiled before the hooks. Weights, losses
+    and random state are unchanged; a traced step is slow. Under a loss scaler gradients are shown times the scale.
 
     Args:
         modules: The modules to trace; None for all.
@@ -106,7 +106,7 @@ class HookDebugger(HookedCallback):
         error: BaseException | None = None
         with HookManager() as hooks:
             tracer = self._hook(model, hooks, None)
-            tracer.begin(model)
+            tracer.begin()
             try:
                 yield self
             except BaseException as raised:
@@ -138,16 +138,7 @@ class HookDebugger(HookedCallback):
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         if self._tracer is not None and self._batch in self.steps:
             self._title = f"Step {self._batch} (epoch {trainer.current_epoch}, batch {batch_idx})"
-            self._tracer.begin(pl_module)
-
-    @override
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        super().on_before_backward(trainer, pl_module, loss)
-        if self._tracer is not None and self._tracer.tracing:
-            self._tracer.backward = True
-            scaler = loss_scaler(trainer)
-            if scaler is not None and "loss scale" not in self._title:
-                self._title += f", gradients times the loss scale {scaler.get_scale():g}"
+            self._tracer.begin()
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:

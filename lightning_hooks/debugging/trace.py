@@ -113,13 +113,12 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The calls and gradients of one step in order, and the reasons for those that are missing.
+    """The calls and gradients of one step in order, and those that are missing.
 
     Attributes:
         title: The name of the step.
         calls: Calls and gradients in the order of their beginnings.
         never_called: Site to the reason why its forward hook did not run.
-        no_gradient: Called site to the reason why there was no gradient at its output; empty without a backward pass.
         error: The exception that ended the step, "" without one.
         raised_in: The innermost traced module that raised it.
     """
@@ -127,7 +126,6 @@ class Trace:
     title: str
     calls: tuple[CallRecord, ...]
     never_called: dict[str, str] = field(default_factory=dict)
-    no_gradient: dict[str, str] = field(default_factory=dict)
     error: str = ""
     raised_in: str = ""
 
@@ -145,6 +143,12 @@ class Trace:
         """The sites in the order of their gradients."""
         return [call.site for call in self.calls if call.phase == "backward"]
 
+    @property
+    def no_gradient(self) -> list[str]:
+        """The sites that were called and have no gradient at their output; empty without any gradient."""
+        reached = set(self.backward_order)
+        return [site for site in dict.fromkeys(self.forward_order) if reached and site not in reached]
+
     def __str__(self) -> str:
         forward = [call for call in self.calls if call.phase == "forward"]
         rest = [call for call in self.calls if call.phase != "forward"]
@@ -155,7 +159,8 @@ class Trace:
         lines += ["Forward", *_table(forward)]
         if rest:
             lines += ["Backward", *_table(rest)]
-        lines += _because("Never called", self.never_called) + _because("No gradient", self.no_gradient)
+        why = "frozen, without autograd, detached, not part of the loss, or a view that was changed in place."
+        lines += _because("Never called", self.never_called) + _because("No gradient", dict.fromkeys(self.no_gradient, why))
         return "\n".join(lines)
 
 

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from lightning_hooks.debugging.reasons import Evidence, why_no_call, why_no_gradient
+from lightning_hooks.debugging.reasons import why_no_call
 from lightning_hooks.debugging.trace import CallRecord, HookBreakError, Trace, describe
 from lightning_hooks.hooks import HookManager, float_tensors, guarded
 from lightning_hooks.hooks.listener import CallStack, UncompiledHook, in_backward
@@ -40,11 +39,8 @@ class Tracer:
     def _clear(self) -> None:
         self._records: list[CallRecord] = []
         self._stack: CallStack[tuple[CallRecord, BaseException | None]] = CallStack()
-        self._evidence = {name: Evidence() for name in self.kinds}
         self._error: BaseException | None = None
         self._raised_in = ""
-        self.backward = False  # whether a backward pass is known to have run
-        self._marks: list[tuple[int, int] | None] = []
 
     def attach(self, sites: list[tuple[str, nn.Module]], hooks: HookManager, on_fault: Any = None) -> None:
         """Hook the sites; ``on_fault`` is called with the site and error of a hook that raises."""
@@ -56,11 +52,10 @@ class Tracer:
 
     # One step.
 
-    def begin(self, root: nn.Module) -> None:
+    def begin(self) -> None:
         """Start tracing."""
         self._clear()
         self.tracing = True
-        self._marks = _gradient_marks(root)
 
     def finish(self, root: nn.Module, title: str, error: BaseException | None = None) -> Trace:
         """Stop tracing, and return the trace; ``error`` is the exception that ended the step."""
@@ -68,7 +63,6 @@ class Tracer:
             title=title,
             calls=tuple(self._records),
             never_called={} if error else self._never_called(root),
-            no_gradient={} if error else self._no_gradient(root),
             error=f"{type(error).__name__}: {error}" if error is not None else "",
             raised_in=error.site if isinstance(error, HookBreakError) else self._raised_in if error is self._error else "",
         )
@@ -83,21 +77,9 @@ class Tracer:
     def _never_called(self, root: nn.Module) -> dict[str, str]:
         modules, regions = dict(named_sites(root)), compiled_regions(root)
         faults: Mapping[str, str] = getattr(self._on_fault, "errors", {})
-        called = {name for name, seen in self._evidence.items() if seen.calls}
+        called = {record.site for record in self._records}
         silent = [name for name in self.kinds if name not in called]
         return {name: why_no_call(name, modules, called, self.kinds, regions, faults.get(name)) for name in silent}
-
-    def _no_gradient(self, root: nn.Module) -> dict[str, str]:
-        backward = self.backward or any(seen.gradients for seen in self._evidence.values())
-        backward = backward or _gradient_marks(root) != self._marks
-        modules = dict(named_sites(root))
-        reasons = {}
-        for name, seen in self._evidence.items():
-            if backward and seen.calls and not seen.gradients:
-                parameters = list(modules[name].parameters()) if name in modules else []
-                trainable = any(parameter.requires_grad for parameter in parameters)
-                reasons[name] = why_no_gradient(seen, bool(parameters), trainable)
-        return reasons
 
     # Called by the hooks.
 
@@ -106,10 +88,6 @@ class Tracer:
         values = [*(("", value) for value in args), *kwargs.items()]
         record = self._add(name, "forward", len(self._stack), "inputs", values)
         self._stack.append((name, (record, sys.exc_info()[1])))
-        seen = self._evidence[name]
-        seen.calls += 1
-        seen.grad_enabled |= torch.is_grad_enabled()
-        seen.inputs_differentiable |= any(tensor.requires_grad for tensor in float_tensors([value for _, value in values]))
 
     def on_return(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """Record the end of a call, also when its forward raised, and hook its output."""
@@ -122,7 +100,10 @@ class Tracer:
         record = replace(record, phase="recompute" if in_backward() else "forward")
         if error is None:
             record = replace(record, outputs=tuple(describe(output, "", self.statistics)))
-            self._observe(record, output)
+            for tensor in float_tensors(output):
+                if tensor.requires_grad and not tensor.is_leaf:
+                    hook = guarded(UncompiledHook(self, "on_gradient", name, record.depth), name, self._on_fault)
+                    tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         elif record.phase == "forward" or not type(error).__name__.startswith("_StopRecomputation"):
             # Not how checkpointing ends a recomputation early.
             record = replace(record, error=f"{type(error).__name__}: {error}")
@@ -137,23 +118,6 @@ class Tracer:
         self._records.append(record)
         return record
 
-    def _observe(self, record: CallRecord, output: Any) -> None:
-        seen = self._evidence[record.site]
-        for tensor in float_tensors(output):
-            seen.floats = True
-            if not tensor.requires_grad:
-                continue
-            seen.differentiable = True
-            seen.leaf |= tensor.is_leaf
-            if not tensor.is_leaf:
-                hook = guarded(UncompiledHook(self, "on_gradient", record.site, record.depth), record.site, self._on_fault)
-                tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-
     def on_gradient(self, name: str, depth: int, gradient: Tensor) -> None:
         """Record a gradient at a site's output."""
-        self._evidence[name].gradients += 1
         self._add(name, "backward", depth, "outputs", [("", gradient)])
-
-
-def _gradient_marks(root: nn.Module) -> list[tuple[int, int] | None]:
-    return [None if p.grad is None else (id(p.grad), p.grad._version) for p in root.parameters()]

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
 from lightning_hooks import HookDebugger
-from lightning_hooks.debugging.reasons import Evidence, why_no_call, why_no_gradient
+from lightning_hooks.debugging.reasons import why_no_call
 from lightning_hooks.debugging.trace import Breakpoint, Call, HookBreakError, describe
 from tests.support.models import ResidualCNN, TinyLSTM, TinyTransformer, hook_counts
 
@@ -120,15 +120,7 @@ NEVER_CALLED = {
     "left_over": "never called in this step",
     "functional": "a function such as F.relu",
 }
-NO_GRADIENT = {
-    "frozen": "it is frozen, and so are the layers before it",
-    "linear": "or, being a view (as of nn.Linear with a bias on three dimensions), it was changed in place",
-    "without": "it was called without autograd",
-    "aside": "or, being a view (as of nn.Linear with a bias on three dimensions), it was changed in place",
-    "detaches": "its output does not require a gradient although its parameters do",
-    "indices": "its output holds no floating-point tensor",
-    "parameter": "its output is a parameter: see the gradient of that parameter",
-}
+NO_GRADIENT = {"frozen", "without", "aside", "detaches", "indices", "parameter"}
 
 
 @pytest.mark.parametrize("precision", ["float32", "autocast"])
@@ -144,15 +136,7 @@ def test_every_silence_is_explained(precision: str) -> None:
     assert set(trace.never_called) == set(NEVER_CALLED)
     for site, reason in NEVER_CALLED.items():
         assert reason in trace.never_called[site], site
-    expected = dict(NO_GRADIENT)
-    if precision == "autocast":  # there the weight is copied and the output no view
-        expected.pop("linear", None)
-    assert (
-        expected.items()
-        <= {
-            site: next((r for r in NO_GRADIENT.values() if r in reason), reason) for site, reason in trace.no_gradient.items()
-        }.items()
-    )
+    assert set(trace.no_gradient) - {"linear"} == NO_GRADIENT  # the output of "linear" is a view, except under autocast
     text = str(trace)
     assert "  block.0, block.1: not called, and neither was 'block' around it." in text
     assert not any(hook_counts(net).values())
@@ -175,7 +159,8 @@ def test_the_trace_has_order_nesting_and_shapes() -> None:
     assert lines[2] == "  0  0      Linear      float32[5, 4] -> float32[5, 8]"
     assert lines[4] == "  2    1.0  ReLU        float32[5, 8] -> float32[5, 8]"
     assert lines[8].split() == ["5", "2", "LSTM", "gradient", "float32[5,", "3]"]
-    assert trace.never_called == trace.no_gradient == {}
+    assert trace.never_called == {}
+    assert trace.no_gradient == []
     assert pickle.loads(pickle.dumps(trace)) == trace
 
 
@@ -191,27 +176,7 @@ def test_keywords_and_statistics() -> None:
         "0  0  Takes  float32[2] (min 1, max 3, mean 2, std 1), scale=2.0 -> ['y'] float32[2] (min 2, max 6, mean 4, std 2)"
         in str(debugger.trace)
     )
-    assert debugger.trace.no_gradient == {}  # there was no backward pass
-
-
-class Cut(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen, self.before, self.after = nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2), nn.Linear(2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.after(self.before(self.frozen(x)).detach())
-
-
-@pytest.mark.parametrize(("site", "reason"), [("frozen", "it is frozen"), ("before", "its output does not reach the loss")])
-def test_one_site_alone_is_explained_though_nothing_comes_back_to_it(site: str, reason: str) -> None:
-    net = Cut()
-    with HookDebugger(show=False, modules=site).watch(net) as debugger:
-        net(torch.zeros(1, 2)).sum().backward()
-    assert debugger.trace.no_gradient[site].startswith(reason)
-    with HookDebugger(show=False, modules=site).watch(net) as debugger:
-        net(torch.zeros(1, 2))
-    assert debugger.trace.no_gradient == {}
+    assert debugger.trace.no_gradient == []  # there was no backward pass
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -348,10 +313,6 @@ def test_what_cannot_be_provoked_here_is_explained_too() -> None:
     assert why_no_call("net.0", modules, [], modules, ["net"]).startswith("'net' was compiled before the hooks were")
     assert why_no_call("net.0", modules, [], modules, [""]).startswith("the model was compiled before")
     assert why_no_call("net.0", modules, [], modules, [], "TypeError").startswith("the debugger's own hook there failed: TypeError")
-    gone = why_no_gradient(Evidence(floats=True, differentiable=True, grad_enabled=True))
-    assert "or, being a view (as of nn.Linear with a bias on three dimensions), it was changed in place" in gone
-    data = why_no_gradient(Evidence(floats=True, grad_enabled=True))
-    assert data.startswith("none of its inputs requires a gradient")
 
 
 def test_hooks_on_the_parts_of_a_layer_keep_it_from_the_fast_path() -> None:
