@@ -86,7 +86,7 @@ class ActivationPruner(EvaluatedCallback):
         self.unit_dim, self.summary = unit_dim, summary
         self.report: PruningReport | None = None
         self._masks: dict[str, Tensor] = {}  # which units stay, on the host
-        self._loaded: dict[str, Any] | None = None
+        self._resumes = False  # whether masks were loaded, for a fit that may follow
         self._removed = False
 
     @property
@@ -125,7 +125,7 @@ class ActivationPruner(EvaluatedCallback):
         """
         if self.hooks.alive:
             raise RuntimeError("This ActivationPruner already masks a model. Use one for each model, or leave its block first.")
-        self._removed, self._loaded = False, None
+        self._removed = self._resumes = False
         self._install(model, Gate(open=True), training_only=True)
         try:
             yield
@@ -174,13 +174,10 @@ class ActivationPruner(EvaluatedCallback):
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        resumed, self._loaded, self._removed, self.report = self._loaded, None, False, None
-        if resumed is None:
+        if not self._resumes:
             self._masks = {}
+        self._resumes, self._removed, self.report = False, False, None
         self._install(pl_module, self.gate)
-        activity = (resumed or {}).get("activity")
-        if activity and self._sites is not None and trainer.is_global_zero:  # it is that of all ranks
-            self._sites.restore(activity)
 
     @override
     def released(self) -> None:
@@ -200,24 +197,18 @@ class ActivationPruner(EvaluatedCallback):
 
     @override
     def install(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._removed or (trainer.state.fn == "fit" and self._loaded is None):  # the sanity check of a new fit
+        if self._removed or (trainer.state.fn == "fit" and not self._resumes):  # the sanity check of a new fit
             return
         if self._masks:
             self._install(pl_module, Gate())
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        if self._sites is None and self._loaded is not None:
-            return self._loaded  # restored, not used yet
-        state: dict[str, Any] = {"masks": self.masks}
-        found = {} if self._sites is None else self._sites.merged()  # every rank calls this
-        if found:  # in the middle of an epoch
-            state["activity"] = {name: {"sums": activity.sums, "count": activity.count} for name, activity in found.items()}
-        return state
+        return {"masks": self.masks}
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self._loaded = dict(state_dict)  # kept, since a fit may follow
+        self._resumes = True
         self._masks = {name: mask.bool() for name, mask in state_dict["masks"].items()}
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -244,13 +244,6 @@ class UnitSites:
             for site in self.sites
             if (found := ranks.get(site.name))
         }
-
-    def restore(self, found: Mapping[str, Mapping[str, Any]]) -> None:
-        """Continue from the activity of an interrupted epoch, as in a checkpoint."""
-        for site in self.sites:
-            if site.name in found:
-                sums, count = found[site.name]["sums"], found[site.name]["count"]
-                site.activity = Activity(sums.to(self.device, row_dtype(self.device)), count)
 
     def end_epoch(self, epoch: int, step: int, target: float) -> PruningReport:
         """Make new masks by the epoch's activity, the same on every rank, and report them: a collective.
