@@ -101,7 +101,6 @@ class InputNormalizer(EvaluatedCallback):
         self.batches = 0  # learned from
         self._hooked: list[NormalizeInput] = []
         self._checked_calls = False
-        self._rank_zero = True
 
     @property
     def frozen(self) -> bool:
@@ -114,7 +113,7 @@ class InputNormalizer(EvaluatedCallback):
         found = {}
         for name, site in self._of.items():
             if site.mean is not None and site.std is not None:
-                count = () if site.everything is None else tuple(map(int, site.everything[0].tolist()))
+                count = () if site.moments is None else tuple(map(int, site.moments[0].tolist()))
                 found[name] = InputStatistics(tuple(site.mean.tolist()), tuple(site.std.tolist()), count)
         return found
 
@@ -176,7 +175,6 @@ class InputNormalizer(EvaluatedCallback):
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._rank_zero = trainer.is_global_zero
         self._hook(pl_module, self.hooks, self.gate)
         self._of = {hook.site.site: hook.site for hook in self._hooked}  # others are of an earlier model
 
@@ -207,6 +205,8 @@ class InputNormalizer(EvaluatedCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
+        for site in [] if trainer.is_global_zero or self.frozen else self._of.values():
+            site.moments = None  # those of a checkpoint are of all ranks: one rank adds them
         how = "given" if self._given else "frozen" if self.frozen else f"learned from {self._span()}"
         info(f"InputNormalizer alters training: the input of {', '.join(self._of)} is normalised; mean and std are {how}.")
 
@@ -256,11 +256,10 @@ class InputNormalizer(EvaluatedCallback):
 
     def _merged(self) -> dict[str, Tensor | None]:
         """Return the moments of all ranks by module, ``(3, channels)`` each: a collective."""
-        # Moments of a checkpoint are those of all ranks: only one rank adds them.
-        own = {name: site.everything if self._rank_zero else site.moments for name, site in self._of.items()}
-        ranks = gather_by_name(to_host({name: known for name, known in own.items() if known is not None}))
+        own = {name: site.moments for name, site in self._of.items() if site.moments is not None}
+        ranks = gather_by_name(to_host(own))  # a module may run on some ranks only
         merged = {name: merge_moments(found) if len(found) > 1 else found[0] for name, found in ranks.items()}
-        return {name: merged.get(name) for name in own}  # a module may run on some ranks only
+        return {name: merged.get(name) for name in self._of}
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -70,8 +70,7 @@ class Normalization:
     def __init__(self, site: str, dim: int | None = 1, mean: Tensor | None = None, std: Tensor | None = None) -> None:
         self.site, self.dim = site, dim
         self.given = self.frozen = mean is not None
-        self.moments: Tensor | None = None  # (3, channels), of this process
-        self.earlier: Tensor | None = None  # of a checkpoint
+        self.moments: Tensor | None = None  # (3, channels)
         self._use(mean, std)
 
     def _use(self, mean: Tensor | None, std: Tensor | None) -> None:
@@ -85,23 +84,14 @@ class Normalization:
             return
         self._check(x)
         found = channel_moments(x.detach(), self.dim)
-        self.moments = found if self.moments is None else merge_moments([self.moments, found])
-        everything = self.everything
-        assert everything is not None  # as learned just now
-        self._use(*mean_and_std(everything))
-
-    @property
-    def everything(self) -> Tensor | None:
-        """The learned moments, those of an earlier run included, ``(3, channels)``; None before the first tensor."""
-        parts = [part for part in (self.moments, self.earlier) if part is not None]  # on the device of the first
-        return merge_moments(parts) if parts else None
+        self.moments = found if self.moments is None else merge_moments([self.moments.to(found.device), found])
+        self._use(*mean_and_std(self.moments))
 
     def freeze(self, moments: Tensor | None = None) -> None:
         """Stop learning, and normalise with these moments, ``(3, channels)``, or with those learned here."""
-        moments = self.everything if moments is None else moments
-        if moments is not None and not self.given:
-            self._use(*mean_and_std(moments))
-            self.earlier, self.moments = moments, None
+        self.moments = self.moments if moments is None else moments
+        if self.moments is not None and not self.given:
+            self._use(*mean_and_std(self.moments))
         self.frozen = True
 
     def normalize(self, x: Tensor) -> Tensor:
@@ -148,14 +138,14 @@ class Normalization:
 
     def state(self, moments: Tensor | None = None) -> dict[str, Any]:
         """Return the state as tensors on the host, for a checkpoint; ``moments`` replace those learned here."""
-        moments = self.everything if moments is None else moments
+        moments = self.moments if moments is None else moments
         return {"frozen": self.frozen} | ({} if moments is None else {"moments": moments.to("cpu", copy=True)})
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore a :meth:`state`; a given mean and standard deviation stay."""
         if not self.given:
-            self.earlier, self.moments, self.frozen = state.get("moments"), None, state["frozen"]
-            self._use(*((None, None) if self.earlier is None else mean_and_std(self.earlier)))
+            self.moments, self.frozen = state.get("moments"), state["frozen"]
+            self._use(*((None, None) if self.moments is None else mean_and_std(self.moments)))
 
 
 def given_numbers(mean: object, std: object) -> tuple[Tensor, Tensor] | None:
