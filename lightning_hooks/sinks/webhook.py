@@ -103,7 +103,6 @@ def _ntfy(message: Message) -> Body:
 # By format, a message as a service takes it: the body of the request and its headers.
 WRITERS = {"slack": _slack, "discord": _discord, "ntfy": _ntfy, "json": _plain}
 VARIABLE = "LIGHTNING_HOOKS_NOTIFY"
-FORMATS = tuple(WRITERS)
 # Hosts, each with those below it, to the format of their messages; every other takes plain JSON.
 HOSTS = {
     "hooks.slack.com": "slack",
@@ -113,39 +112,30 @@ HOSTS = {
     "ntfy.sh": "ntfy",
 }
 MASK = "…"
-FORM = "'env:NAME' with the name of a variable that holds it (recommended), an http(s) address, or {'url': …, 'format': …}"
+FORM = "'env:NAME' with the name of a variable that holds it (recommended), or an http(s) address"
 
 
 class Address:
     """An address that notifications are sent to, of which only the host is shown.
 
     Args:
-        notify: ``env:NAME`` for the value of an environment variable when training starts, an address, or a mapping with ``url``
-            (either of these) and ``format`` (``slack``, ``discord``, ``ntfy`` or ``json``; by host name otherwise).
+        notify: ``env:NAME`` for the value of an environment variable when training starts, or an address. The format of messages is
+            that of its host: Slack, Discord, ntfy, and plain JSON for any other.
 
     Raises:
-        TypeError: If it is none of these.
-        ValueError: If it is no address, or the format is not known.
+        TypeError: If it is no text.
+        ValueError: If it is no address.
     """
 
-    __slots__ = ("_format", "_url")
+    __slots__ = ("_url",)
 
-    def __init__(self, notify: Address | str | Mapping[str, str]) -> None:
-        if isinstance(notify, Address):
-            given: Mapping[str, Any] = {"url": notify._url, "format": notify._format}
-        else:
-            given = notify if isinstance(notify, Mapping) else {"url": notify}
-        if not {"url"} <= set(given) <= {"url", "format"}:
-            raise ValueError(f"notify must be {FORM}; got a mapping with {', '.join(sorted(map(str, given))) or 'nothing'}.")
-        url, form = given["url"], given.get("format")
+    def __init__(self, notify: Address | str) -> None:
+        url = notify._url if isinstance(notify, Address) else notify
         if not isinstance(url, str):
             raise TypeError(f"notify must be {FORM}; got a {type(url).__name__}.")
-        if form is not None and form not in FORMATS:
-            raise ValueError(f"the format of notify must be one of {', '.join(FORMATS)}; got {form!r}.")
         if not _is_valid(url):
             raise ValueError(f"notify must be {FORM}; got {masked(url)!r}, of which no more is shown.")
         self._url: str = url
-        self._format: str | None = form
 
     def url(self) -> str:
         """The address; empty where it is not known here: the variable is not set, or it was masked in a pickle or a saved file."""
@@ -155,26 +145,19 @@ class Address:
     @property
     def format(self) -> str:
         """The format of its messages."""
-        if self._format is not None:
-            return self._format
         host = (urlsplit(self.url()).hostname or "").lower()
         if host.startswith("ntfy."):
             return "ntfy"
         return next((str(form) for known, form in HOSTS.items() if host == known or host.endswith(f".{known}")), "json")
 
-    @property
-    def plain(self) -> Any:
-        """It as an argument, with the address masked."""
-        return masked(self._url) if self._format is None else {"url": masked(self._url), "format": self._format}
-
     def __repr__(self) -> str:
-        return f"Address({self.plain!r})"
+        return f"Address({str(self)!r})"
 
     def __str__(self) -> str:
         return masked(self._url)
 
-    def __reduce__(self) -> tuple[type[Address], tuple[Any]]:
-        return Address, (self.plain,)
+    def __reduce__(self) -> tuple[type[Address], tuple[str]]:
+        return Address, (str(self),)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Address:
         return self
@@ -207,7 +190,7 @@ def _is_valid(url: str) -> bool:
 with suppress(ImportError):  # what LightningCLI parses with: a configuration that it saves has the masked address
     from jsonargparse.typing import register_type
 
-    register_type(Address, serializer=lambda address: address.plain, deserializer=Address)
+    register_type(Address, serializer=str, deserializer=Address)
 
 
 SECONDS = 5.0  # after which a request is given up
