@@ -146,10 +146,10 @@ def positive(values: Any) -> Any:
     return np.isfinite(values) & (np.asarray(values) > 0)
 
 
-def heading(axes: Axes, title: str, line: str = "", width: float = 6.0, size: float | None = None) -> None:
+def heading(axes: Axes, title: str, line: str = "", width: float = 6.0) -> None:
     """A title and a line of text below it, broken to a width in inches."""
     wrapped = textwrap.wrap(plain(line), max(int(width * 100 / CHARACTER), 24)) if line else []
-    axes.set_title(plain(title) + "\n" * len(wrapped), fontsize=size)
+    axes.set_title(plain(title) + "\n" * len(wrapped))
     if wrapped:
         text = axes.annotate(
             "\n".join(wrapped), (0, 1), (0, 7), xycoords="axes fraction", textcoords="offset points", color=GREY, fontsize=9

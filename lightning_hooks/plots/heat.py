@@ -132,10 +132,8 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
         sizes = canvas.within(np.abs(values[finite & (values != 0)]), canvas.SMALLEST, canvas.LARGEST)
         largest = float(sizes.max(initial=0.0)) or 1.0
         linear = max(float(np.quantile(sizes, 0.1)) if sizes.size else 0.1, largest * 1e-6)
-        reach = np.arcsinh(largest / linear)
-        steps = linear * np.sinh(np.linspace(-reach, reach, 7))
-        ticks = {"ticks": sorted({float(f"{step:.1g}") for step in steps}), "format": canvas.signed}
-        return np.ma.masked_array(values, ~finite), AsinhNorm(linear, -largest, largest), "RdBu_r", ticks
+        norm = AsinhNorm(linear, -largest, largest)
+        return np.ma.masked_array(values, ~finite), norm, "RdBu_r", {"format": canvas.signed}
     positive = finite & (values > 0)
     some = canvas.within(values[positive], canvas.SMALLEST, canvas.LARGEST) if positive.any() else np.array([1.0])
     lowest, highest = float(some.min()), float(some.max())
