@@ -205,8 +205,9 @@ class InputNormalizer(EvaluatedCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        for site in [] if trainer.is_global_zero or self.frozen else self._of.values():
-            site.moments = None  # those of a checkpoint are of all ranks: one rank adds them
+        if not (trainer.is_global_zero or self.frozen):
+            for site in self._of.values():
+                site.moments = None  # those of a checkpoint are of all ranks: one rank adds them
         how = "given" if self._given else "frozen" if self.frozen else f"learned from {self._span()}"
         info(f"InputNormalizer alters training: the input of {', '.join(self._of)} is normalised; mean and std are {how}.")
 
