@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         TrainingMonitor,
         monitors,
     )
-    from lightning_hooks.checkpoints import check_loaded
     from lightning_hooks.hooks import HookManager, with_hooks
     from lightning_hooks.hosts.watch import watch
     from lightning_hooks.statistics.kernels import kernels
@@ -57,14 +56,13 @@ __all__ = [
     "LayerProfiler",
     "RouterMonitor",
     "TrainingMonitor",
-    "check_loaded",
     "kernels",
     "monitors",
     "watch",
     "with_hooks",
 ]
 
-_PARTS = ("hooks", "statistics", "alerts", "callbacks", "checkpoints")
+_PARTS = ("hooks", "statistics", "alerts", "callbacks")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""``lightning-hooks``, or ``python -m lightning_hooks``: makes reports, compares runs, verifies a cure, checks a checkpoint."""
+"""``lightning-hooks``, or ``python -m lightning_hooks``: makes reports, compares runs, verifies a cure."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Returns:
-        0; 1 where ``report --fail-on`` says so, ``verify`` finds no cure, ``check`` finds something wrong or a replay does not
-        reproduce; 2 if what is named cannot be read or is not known, or nothing can be printed; 130 after Ctrl-C.
+        0; 1 where ``report --fail-on`` says so, ``verify`` finds no cure or a replay does not reproduce; 2 if what is
+        named cannot be read or is not known, or nothing can be printed; 130 after Ctrl-C.
 
     Args:
         arguments: Those after the command's name; None for ``sys.argv``.
@@ -109,16 +109,6 @@ ARGUMENTS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
             "--json": {"action": "store_true", "help": "print the result as JSON"},
         },
     ),
-    "check": (
-        "check a checkpoint for NaN, constant weights and other faults (exit code 0 if there are none)",
-        {
-            "checkpoint": {"type": Path, "help": "the checkpoint file, such as last.ckpt"},
-            "--model": {
-                "help": "a function that returns the model, as package.module:factory; also shows which names of the checkpoint "
-                "fit it"
-            },
-        },
-    ),
     "explain": (
         "explain a kind of alert: what it means, when it is raised, and what to try",
         {"name": {"help": "the name of the kind or the cause, such as dead or offset_bias"}},
@@ -135,6 +125,9 @@ ARGUMENTS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
         {
             "capsule": {"type": Path, "help": "the folder of the capsule, in lightning_hooks/capsules of the log directory"},
             "--model": {"required": True, "help": "a function that returns the model, as package.module:factory"},
+            "--data": {
+                "help": "the data set, or a function that returns it, as package.module:name; for a capsule without its batch"
+            },
         },
     ),
     "serve": (
@@ -149,7 +142,7 @@ ARGUMENTS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="lightning-hooks", description="Show, compare and check training runs that lightning_hooks has observed."
+        prog="lightning-hooks", description="Show and compare training runs that lightning_hooks has observed."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for command, (does, arguments) in ARGUMENTS.items():
@@ -196,31 +189,24 @@ def _verify(options: argparse.Namespace) -> Done:
     return lines, int(found["outcome"] != "cured")
 
 
-def _check(options: argparse.Namespace) -> Done:
-    from lightning_hooks import checkpoints  # it imports torch, which commands that read a run's file do not need
+def _made_by(source: str, option: str) -> Any:
+    """What ``package.module:name`` names, called if it is a function or a class; the working directory is looked in first.
 
-    found = checkpoints.check_checkpoint(options.checkpoint)
-    if options.model is None:
-        return found.lines(), int(found.wrong)
-    model, content = _made_by(options.model), checkpoints.load_checkpoint(options.checkpoint)
-    names = checkpoints.check_loaded(model, content)
-    return [*found.lines(), *names.lines()], int(found.wrong or names.wrong)
-
-
-def _made_by(source: str) -> Any:
-    """What ``--model package.module:name`` names, called if it is a function or a class; the working directory comes first.
+    Args:
+        source: The name.
+        option: The option that it is given to, for messages.
 
     Raises:
         ValueError: If it is no such name, or cannot be imported.
     """
     module, _, name = source.partition(":")
     if not (module and name):
-        raise ValueError(f"--model must be package.module:name; got {source!r}.")
+        raise ValueError(f"{option} must be package.module:name; got {source!r}.")
     sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"--model {source} cannot be imported: {error}.") from None
+        raise ValueError(f"{option} {source} cannot be imported: {error}.") from None
     finally:
         sys.path.pop(0)
     from torch import nn
@@ -233,7 +219,8 @@ def _replay(options: argparse.Namespace) -> Done:
     from lightning_hooks.replay.command import replay
 
     capsule = read_capsule(options.capsule)
-    return replay(capsule, _made_by(options.model))
+    data = None if options.data is None else _made_by(options.data, "--data")
+    return replay(capsule, _made_by(options.model, "--model"), data)
 
 
 def _demo(options: argparse.Namespace) -> Done:
@@ -246,7 +233,6 @@ COMMANDS: dict[str, Command] = {
     "report": _report,
     "compare": _compare,
     "verify": _verify,
-    "check": _check,
     "explain": lambda options: (explain(options.name), 0),
     "demo": _demo,
     "replay": _replay,

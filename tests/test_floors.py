@@ -23,7 +23,6 @@ BELOW: dict[str, set[str]] = {
     "quantization": {"hooks", "statistics"},
     "transforms": {"hooks", "statistics", "extraction"},
     "declare": {"hooks", "statistics", "trackers"},
-    "checkpoints": {"hooks", "trackers", "declare"},
     "profiling": {"hooks", "trackers", "declare"},
     "pruning": {"hooks", "trackers", "statistics", "extraction", "declare"},
     "plots": {"hooks", "trackers", "declare"},
@@ -39,14 +38,14 @@ BELOW["metrics"] = {"hooks", "statistics"}
 BELOW["session"] = ENGINE
 BELOW["hosts"] = ENGINE | {"session"}
 BELOW["callbacks"] = set(BELOW)
-BELOW["__init__"] = {"hooks", "statistics", "checkpoints", "alerts", "hosts", "callbacks"}
+BELOW["__init__"] = {"hooks", "statistics", "alerts", "hosts", "callbacks"}
 BELOW["demo"] = {"declare", "callbacks"}
 BELOW["environment"] = {"callbacks"}
-BELOW["__main__"] = {"trackers", "checkpoints", "alerts", "run_report", "replay", "sinks", "demo"}
+BELOW["__main__"] = {"trackers", "alerts", "run_report", "replay", "sinks", "demo"}
 PASSES_ON = {Path("plots/__init__.py")}
 """Files that give names of parts above, which nothing in the package imports from there."""
 PLAIN_TORCH = {
-    *("hooks", "clipping", "extraction", "statistics", "debugging", "quantization", "transforms", "checkpoints", "profiling"),
+    *("hooks", "clipping", "extraction", "statistics", "debugging", "quantization", "transforms", "profiling"),
     *("pruning", "alerts"),
 }
 """Parts that import no tracker and nothing that draws."""

@@ -14,7 +14,7 @@ from lightning_hooks.callbacks.base import EvaluatedCallback
 from lightning_hooks.hooks import Gate, ModuleSelector, select_modules
 from lightning_hooks.hooks.checks import check_bools, check_optional_integer
 from lightning_hooks.hooks.selection import compiled_around, compiled_regions, describe_selector
-from lightning_hooks.pruning import PruningReport, UnitSites, target_at, zero_units
+from lightning_hooks.pruning import PruningReport, UnitSites, target_at
 from lightning_hooks.pruning.sites import check_schedule
 from lightning_hooks.trackers import show
 
@@ -86,7 +86,7 @@ class ActivationPruner(EvaluatedCallback):
         self.unit_dim, self.summary = unit_dim, summary
         self.report: PruningReport | None = None
         self._masks: dict[str, Tensor] = {}  # which units stay, on the host
-        self._loaded: dict[str, Any] | None = None
+        self._resumes = False  # whether masks were loaded, for a fit that may follow
         self._removed = False
 
     @property
@@ -98,28 +98,6 @@ class ActivationPruner(EvaluatedCallback):
         """Remove masks and hooks for the rest of the fit: the model is unpruned."""
         self.hooks.remove_all()
         self._masks, self._sites, self._removed = {}, None, True
-
-    def apply(self, model: nn.Module) -> list[str]:
-        """Make the masks permanent: set the weights and biases of masked units to zero.
-
-        Without hooks the model then has the same output as with them. Call it after training: further optimizer steps would change
-        the weights.
-
-        Args:
-            model: The model of the masks, with the same module names.
-
-        Returns:
-            The names of the modules that were changed.
-
-        Raises:
-            ValueError: If a masked module has no weights for its units, or ``unit_dim`` is given; then nothing is changed.
-        """
-        if self.unit_dim is not None:
-            raise ValueError(
-                f"apply() zeroes the weights of a module's channels or features; with unit_dim={self.unit_dim} the masked units "
-                "may be others. Use unit_dim=None, or keep the masks."
-            )
-        return zero_units(model, self._masks)
 
     @contextmanager
     def masking(self, model: nn.Module) -> Iterator[None]:
@@ -147,7 +125,7 @@ class ActivationPruner(EvaluatedCallback):
         """
         if self.hooks.alive:
             raise RuntimeError("This ActivationPruner already masks a model. Use one for each model, or leave its block first.")
-        self._removed, self._loaded = False, None
+        self._removed = self._resumes = False
         self._install(model, Gate(open=True), training_only=True)
         try:
             yield
@@ -177,8 +155,8 @@ class ActivationPruner(EvaluatedCallback):
         compiled = next((name for name, _ in chosen if compiled_around(name, regions) is not None), None)
         if compiled is not None:
             raise RuntimeError(
-                f"{compiled!r} runs under torch.compile, and a compiled graph does not run later masks. Train "
-                "uncompiled with the pruner; then call apply(model), and compile."
+                f"{compiled!r} runs under torch.compile, and a compiled graph does not run later masks. Train uncompiled with the "
+                "pruner."
             )
         unknown = sorted(self._masks.keys() - dict(chosen).keys())
         if unknown:
@@ -191,19 +169,15 @@ class ActivationPruner(EvaluatedCallback):
             for site, (name, module) in zip(sites.sites, chosen, strict=True):
                 if name in self._masks:
                     site.mask(self._masks[name], sites.device)
-                    site.settle(len(self._masks[name]) if site.units is None else site.units)
                 self.hooks.register(module, site, "forward", label=name)
         self._sites = sites
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        resumed, self._loaded, self._removed, self.report = self._loaded, None, False, None
-        if resumed is None:
+        if not self._resumes:
             self._masks = {}
+        self._resumes, self._removed, self.report = False, False, None
         self._install(pl_module, self.gate)
-        activity = (resumed or {}).get("activity")
-        if activity and self._sites is not None and trainer.is_global_zero:  # it is that of all ranks
-            self._sites.restore(activity)
 
     @override
     def released(self) -> None:
@@ -223,24 +197,18 @@ class ActivationPruner(EvaluatedCallback):
 
     @override
     def install(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._removed or (trainer.state.fn == "fit" and self._loaded is None):  # the sanity check of a new fit
+        if self._removed or (trainer.state.fn == "fit" and not self._resumes):  # the sanity check of a new fit
             return
         if self._masks:
             self._install(pl_module, Gate())
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        if self._sites is None and self._loaded is not None:
-            return self._loaded  # restored, not used yet
-        state: dict[str, Any] = {"masks": self.masks}
-        found = {} if self._sites is None else self._sites.merged()  # every rank calls this
-        if found:  # in the middle of an epoch
-            state["activity"] = {name: {"sums": activity.sums, "count": activity.count} for name, activity in found.items()}
-        return state
+        return {"masks": self.masks}
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self._loaded = dict(state_dict)  # kept, since a fit may follow
+        self._resumes = True
         self._masks = {name: mask.bool() for name, mask in state_dict["masks"].items()}
 
     @property

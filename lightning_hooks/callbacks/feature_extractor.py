@@ -19,7 +19,7 @@ from lightning_hooks.extraction.capture import Pool, check_pool, extract, output
 from lightning_hooks.extraction.extracted import FORMATS, ExtractedFeatures, FeatureStore, merge_ranks, safetensors_for
 from lightning_hooks.hooks import Listener, ModuleSelector
 from lightning_hooks.hooks.checks import check_choice, check_count
-from lightning_hooks.hosts.lightning_api import callbacks_of, log_step
+from lightning_hooks.hosts.lightning_api import log_step
 from lightning_hooks.trackers import Trackers, some
 
 Stage = Literal["train", "validate", "test", "predict"]
@@ -42,7 +42,7 @@ class FeatureExtractor(HookedCallback):
             ``every_n_steps`` spreads them over the epoch.
         fields: Entries of the batch to store with the features: name to index, key, or function of the batch, as in
             ``{"label": 1}``; tensors ``(n, …)`` or lists of n entries.
-        folder: Where to save ``epoch=<epoch>.<file_format>`` after each epoch; None for no files.
+        folder: Where to save ``epoch=<epoch>.<file_format>`` after each epoch, one for each FeatureExtractor; None for no files.
         file_format: ``npz`` or ``safetensors``.
         projector: Whether to log each module's features to TensorBoard's projector (a table in W&B), labelled by the first field.
 
@@ -51,8 +51,8 @@ class FeatureExtractor(HookedCallback):
 
     Raises:
         TypeError: If an argument is of a wrong type.
-        ValueError: If an argument is out of range; at train start, if ``modules`` matches nothing, or another FeatureExtractor
-            writes to the same folder; in the first batch, if it does not have a field.
+        ValueError: If an argument is out of range; at train start, if ``modules`` matches nothing; in the first batch, if it
+            does not have a field.
         ImportError: If ``file_format`` is ``safetensors`` and safetensors is not installed.
 
     Example:
@@ -113,7 +113,6 @@ class FeatureExtractor(HookedCallback):
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._check_folder(trainer)
         sites = self.select(pl_module)
         self._store = store = FeatureStore(self.max_samples, self.fields, self._site_fault)
         self._sites = [name for name, _ in sites]
@@ -126,15 +125,6 @@ class FeatureExtractor(HookedCallback):
     @override
     def released(self) -> None:
         self._store = None
-
-    def _check_folder(self, trainer: Trainer) -> None:
-        others = [each for each in callbacks_of(trainer) if isinstance(each, FeatureExtractor) and each is not self]
-        where = (self.folder, self.file_format)
-        if self.folder is not None and any((other.folder, other.file_format) == where for other in others):
-            raise ValueError(
-                f"Two FeatureExtractors write {self.file_format} files to folder={str(self.folder)!r} and overwrite each other. "
-                "Give each its own folder."
-            )
 
     def _site_fault(self, site: str, error: Exception) -> None:
         if site not in self._warned:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -198,8 +197,9 @@ class FeatureMapVisualizer(FixedSampleCallback):
         self.max_maps = check_count("max_maps", max_maps, least=1)
         self._channels_first: dict[str, bool] = {}
 
-    @staticmethod
+    @classmethod
     def draw(
+        cls,
         model: nn.Module,
         batch: Any,
         modules: ModuleSelector | None = None,
@@ -225,60 +225,52 @@ class FeatureMapVisualizer(FixedSampleCallback):
             ImportError: Without matplotlib.
             ValueError: If ``modules`` matches nothing, or no selected module was called.
         """
-        sample = first_rows(batch, n_samples)
-        sites = _spread(select_modules(model, modules), modules)
-        outputs = _outputs(model, sample, sites, modules, forward)
-        first = {name: channels_first(module, 3) for name, module in sites}
-        return {name: _figure(name, values, images_in(sample), first, max_maps, "") for name, values in outputs.items()}
+        drawing = cls(modules=modules, n_samples=n_samples, max_maps=max_maps, forward=forward)
+        return drawing._figures(drawing.inspect(model, first_rows(batch, n_samples), 0, 0), "")
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        sites = _spread(self.select(pl_module), self.modules)
-        self._channels_first = {name: channels_first(module, 3) for name, module in sites}
+        self._sites(pl_module)
         super().attach(trainer, pl_module)
 
+    def _sites(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
+        """The layers: of all at most ``MAX_MODULES``."""
+        sites = select_modules(model, self.modules)
+        if self.modules is None and len(sites) > MAX_MODULES:
+            sites = [sites[round(place)] for place in np.linspace(0, len(sites) - 1, MAX_MODULES)]
+        self._channels_first = {name: channels_first(module, 3) for name, module in sites}
+        return sites
+
     @override
-    def inspect(self, pl_module: LightningModule, sample: Any, epoch: int, step: int) -> ExtractedFeatures:
-        sites = _spread(self.select(pl_module), self.modules)
-        outputs = _outputs(pl_module, sample, sites, self.modules, self.forward)
+    def inspect(self, pl_module: nn.Module, sample: Any, epoch: int, step: int) -> ExtractedFeatures:
+        """Return the output of each call of each layer: its first tensor, and attention weights as ``<name>#weights``."""
+        sites = self._sites(pl_module)
+        calls = capture(pl_module, sample, sites, _copies, modules=self.modules, forward=self.forward, attention=True)
+        found = to_host({f"{name}{'#weights' * index}": each for name, kept in calls.items() for index, each in enumerate(kept)})
+        outputs = {
+            name: values
+            for name, values in found.items()
+            if not name.endswith("#weights") or kind_of(values.float().numpy(), False) == "attention"
+        }
         images = images_in(sample)
         return ExtractedFeatures(epoch, step, outputs, {} if images is None else to_host({"input": images}), seen=self.n_samples)
 
     @override
     def figures(self, report: ExtractedFeatures) -> dict[str, Figure]:
-        images, when = report.fields.get("input"), f"epoch {report.epoch}"
+        return self._figures(report, f"epoch {report.epoch}")
+
+    def _figures(self, report: ExtractedFeatures, when: str) -> dict[str, Figure]:
+        images = report.fields.get("input")
+        pictures = None if images is None else as_images(array_of(images))
+        arrays = {name: values.float().numpy() for name, values in report.sites.items()}
+        kinds = {name: kind_of(array, self._channels_first.get(name.partition("#")[0], False)) for name, array in arrays.items()}
         return {
-            name: _figure(name, values, images, self._channels_first, self.max_maps, when) for name, values in report.sites.items()
+            name: feature_map(name, array, kinds[name], images=pictures, max_maps=self.max_maps, when=when)
+            for name, array in arrays.items()
         }
-
-
-def _spread(sites: list[tuple[str, nn.Module]], modules: ModuleSelector | None) -> list[tuple[str, nn.Module]]:
-    """Return at most ``MAX_MODULES`` sites if ``modules`` is None."""
-    if modules is not None or len(sites) <= MAX_MODULES:
-        return sites
-    return [sites[round(place)] for place in np.linspace(0, len(sites) - 1, MAX_MODULES)]
-
-
-def _outputs(
-    model: nn.Module, sample: Any, sites: list[tuple[str, nn.Module]], modules: ModuleSelector | None, forward: Forward | None
-) -> dict[str, Tensor]:
-    """Return the output of each call of each site, on the host: its first tensor, and attention weights as ``<name>#weights``."""
-    calls = capture(model, sample, sites, _copies, modules=modules, forward=forward, attention=True)
-    found = {f"{name}{'#weights' if index else ''}": each for name, kept in calls.items() for index, each in enumerate(kept)}
-    return {
-        name: values
-        for name, values in to_host(found).items()
-        if not name.endswith("#weights") or kind_of(values.float().numpy(), False) == "attention"
-    }
 
 
 def _copies(_: nn.Module, output: Any) -> list[Tensor] | None:
     """Return copies of the first tensor of an output, and of the second if it has the shape of attention weights."""
     found = [plain_values(tensor) for tensor in float_tensors(output)[:2]]
     return [tensor.clone() for tensor in found[:1] + [tensor for tensor in found[1:] if tensor.dim() in (3, 4)]] or None
-
-
-def _figure(name: str, values: Tensor, images: Tensor | None, first: Mapping[str, bool], max_maps: int, when: str) -> Figure:
-    pictures, array = None if images is None else as_images(array_of(images)), values.float().numpy()
-    kind = kind_of(array, first.get(name.partition("#")[0], False))
-    return feature_map(name, array, kind, images=pictures, max_maps=max_maps, when=when)

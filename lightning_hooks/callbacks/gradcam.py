@@ -114,7 +114,7 @@ class GradCAM(FixedSampleCallback):
         model: nn.Module,
         batch: Any,
         *,
-        module: str | nn.Module | None = None,
+        module: str | None = None,
         target: Target = None,
         reshape: Reshape = None,
         size: Sequence[int] | None = None,
@@ -127,7 +127,7 @@ class GradCAM(FixedSampleCallback):
         Args:
             model: Any module.
             batch: A tensor; a tuple or list, whose first entry is the input; or a mapping, passed by keyword.
-            module: The layer, or its name; None for the last convolution.
+            module: The name of the layer; None for the last convolution.
             target: As for the callback.
             reshape: As for the callback.
             size: (height, width) to scale the maps to, bilinearly; None for the layer's own.

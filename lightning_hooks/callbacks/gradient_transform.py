@@ -16,7 +16,7 @@ from lightning_hooks.declare.warn import info
 from lightning_hooks.hooks import HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.parameters import ParameterSelector, check_parameter_selector, select_parameters
 from lightning_hooks.hooks.selection import compiled_around, compiled_regions
-from lightning_hooks.hosts.lightning_api import callbacks_of, is_sharded, loss_scaler
+from lightning_hooks.hosts.lightning_api import is_sharded, loss_scaler
 from lightning_hooks.trackers import some
 from lightning_hooks.transforms.gradients import (
     TRANSFORMS,
@@ -57,7 +57,8 @@ class GradientTransform(HookedCallback):
         parameters: Glob patterns on parameter names, or a predicate of (name, parameter).
         modules: Modules whose output gradient is changed: patterns, types, or a predicate.
         seed: The seed of the noise.
-        name: The name in trackers: ``gradient_transform/<name>/factor``. None for the transform's name.
+        name: The name in trackers: ``gradient_transform/<name>/factor``, different for each callback. None for
+            the transform's name.
 
     Raises:
         TypeError: If an argument is of a wrong type.
@@ -104,7 +105,6 @@ class GradientTransform(HookedCallback):
         self.transform, self.factor, self.parameters, self.seed = transform, factor, parameters, seed
         self.name: str = name or str(default)
         self._state, self._sites, self._waiting = GradientState(transform, seed), {}, {}
-        self._announced = False
 
     def factor_at(self, epoch: int) -> float | None:
         """Return the factor of an epoch, or None."""
@@ -168,7 +168,6 @@ class GradientTransform(HookedCallback):
         self._hook(pl_module, self.hooks, trainer.global_rank)
         scaler = loss_scaler(trainer)
         self._state.loss_scale = None if scaler is None else lambda: loss_scale(scaler)
-        self._announced = False
         where = (("parameters", self.parameters), ("outputs of", self.modules))
         chosen = " and ".join(f"{what} {selector!r}" for what, selector in where if selector is not None)
         info(f"GradientTransform alters training: {self.name} of the gradients of {chosen}.")
@@ -197,28 +196,14 @@ class GradientTransform(HookedCallback):
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_after_backward(trainer, pl_module)
         self._state.active = False
-        self._announced = True
-
-    @override
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if not self._announced and not pl_module.automatic_optimization:
-            self._announced = True
-            rank_zero_warn(
-                "GradientTransform: self.manual_backward was not called in the first batch, so no gradient is changed. With manual "
-                "optimisation call self.manual_backward(loss) instead of loss.backward()."
-            )
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)
         factor = self.factor_at(trainer.current_epoch)
         if trainer.current_epoch == 0 and not any(site.reached for site in self._sites.values()):
-            rank_zero_warn(f"GradientTransform: there is no gradient at {some([*self._sites])}: frozen, unused, or detached.")
-        self.log_scalars(trainer, {f"gradient_transform/{self._label(trainer)}/factor": math.nan if factor is None else factor})
-
-    def _label(self, trainer: Trainer) -> str:
-        """The name, with a number if an earlier GradientTransform has the same."""
-        ours = [each for each in callbacks_of(trainer) if isinstance(each, GradientTransform) and each.name == self.name]
-        place = ours.index(self) if self in ours else 0
-        return f"{self.name}-{place}" if place else self.name
+            rank_zero_warn(
+                f"GradientTransform: there is no gradient at {some([*self._sites])}: frozen, unused, detached, or, with manual "
+                "optimisation, by loss.backward() instead of self.manual_backward(loss)."
+            )
+        self.log_scalars(trainer, {f"gradient_transform/{self.name}/factor": math.nan if factor is None else factor})

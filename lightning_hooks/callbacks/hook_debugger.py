@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from lightning_hooks.callbacks.base import HookedCallback
@@ -16,19 +16,17 @@ from lightning_hooks.debugging.tracer import Tracer
 from lightning_hooks.hooks import Gate, HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.checks import check_bools, check_choice, check_count
 from lightning_hooks.hooks.selection import can_be_called, is_metric
-from lightning_hooks.hosts.lightning_api import log_step, loss_scaler
+from lightning_hooks.hosts.lightning_api import log_step
 from lightning_hooks.trackers import show
-
-PHASES = {"forward": ("forward",), "backward": ("backward",), "both": ("forward", "backward")}
 
 
 class HookDebugger(HookedCallback):
     """Prints the calls and gradients of chosen steps, stops at a condition, and explains hooks that did not run.
 
     The trace has every call in order, forward and backward, with the shapes, dtypes and devices (and statistics, if requested) of
-    arguments and outputs; the module in which the step raised; and for every selected module without a call or a gradient the
-    reason: never called, ``.forward`` called directly, its weight used directly, a fused path, compiled before the hooks, frozen,
-    without autograd, not part of the loss. Weights, losses and random state are unchanged; a traced step is slow.
+    arguments and outputs; the module in which the step raised; the selected modules without a gradient; and for every selected
+    module without a call the reason: never called, used without a call, a fused path, compiled before the hooks. Weights, losses
+    and random state are unchanged; a traced step is slow. Under a loss scaler gradients are shown times the scale.
 
     Args:
         modules: The modules to trace; None for all.
@@ -36,7 +34,6 @@ class HookDebugger(HookedCallback):
         statistics: Whether to show the minimum, maximum, mean, standard deviation and number of nonfinite values of each tensor.
         break_when: Stop when this is true: a function of a :class:`~lightning_hooks.debugging.Call` (``lambda call:
             call.output.max() > 100``), called in every training batch; or ``nonfinite``, for the first NaN or infinite value.
-        break_in: Check outputs (``forward``), their gradients (``backward``; ``call.gradient``), or ``both``.
         on_break: ``debugger`` calls ``sys.breakpointhook``; ``raise`` raises a
             :class:`~lightning_hooks.debugging.HookBreakError` that names the site.
         show: Whether to print the trace.
@@ -64,7 +61,6 @@ class HookDebugger(HookedCallback):
         steps: int | Sequence[int] = 0,
         statistics: bool = False,
         break_when: Callable[[Call], Any] | Literal["nonfinite"] | None = None,
-        break_in: Literal["forward", "backward", "both"] = "forward",
         on_break: Literal["debugger", "raise"] = "debugger",
         show: bool = True,
     ) -> None:
@@ -72,11 +68,10 @@ class HookDebugger(HookedCallback):
         found = [check_count("steps", step, least=0) for step in (steps if isinstance(steps, Sequence) else [steps])]
         if break_when is not None and not callable(break_when) and break_when != "nonfinite":
             raise ValueError(f"break_when must be a function of a Call, or 'nonfinite'; got {break_when!r}.")
-        check_choice("break_in", break_in, PHASES)
         check_choice("on_break", on_break, ("debugger", "raise"))
         check_bools(statistics=statistics, show=show)
         self.steps, self.statistics, self.show = found, statistics, show
-        self.break_when, self.break_in, self.on_break = break_when, break_in, on_break
+        self.break_when, self.on_break = break_when, on_break
         self.trace: Trace | None = None
         self._tracer: Tracer | None = None
         self._batch = 0
@@ -88,7 +83,7 @@ class HookDebugger(HookedCallback):
         self._tracer = Tracer(chosen, self.statistics)
         self._tracer.attach(chosen, hooks, self.faults)
         if self.break_when is not None:
-            stop = Breakpoint(self.break_when, self.on_break, self.faults, PHASES[self.break_in], gate)
+            stop = Breakpoint(self.break_when, self.on_break, self.faults, gate)
             stop.attach(chosen, hooks)
         return self._tracer
 
@@ -111,7 +106,7 @@ class HookDebugger(HookedCallback):
         error: BaseException | None = None
         with HookManager() as hooks:
             tracer = self._hook(model, hooks, None)
-            tracer.begin(model)
+            tracer.begin()
             try:
                 yield self
             except BaseException as raised:
@@ -143,16 +138,7 @@ class HookDebugger(HookedCallback):
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         if self._tracer is not None and self._batch in self.steps:
             self._title = f"Step {self._batch} (epoch {trainer.current_epoch}, batch {batch_idx})"
-            self._tracer.begin(pl_module)
-
-    @override
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        super().on_before_backward(trainer, pl_module, loss)
-        if self._tracer is not None and self._tracer.tracing:
-            self._tracer.backward_begins(forward_is_over=pl_module.automatic_optimization)
-            scaler = loss_scaler(trainer)
-            if scaler is not None and "loss scale" not in self._title:
-                self._title += f", gradients times the loss scale {scaler.get_scale():g}"
+            self._tracer.begin()
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -13,11 +13,12 @@ from typing_extensions import override
 
 from lightning_hooks.callbacks.base import EvaluatedCallback
 from lightning_hooks.declare.warn import info
+from lightning_hooks.extraction.batches import to_host
+from lightning_hooks.extraction.extracted import gather_by_name
 from lightning_hooks.hooks import Gate, HookManager, ModuleSelector, select_modules
 from lightning_hooks.hooks.checks import check_count, check_optional_integer
 from lightning_hooks.hooks.selection import describe_selector
-from lightning_hooks.hosts.lightning_api import log_step
-from lightning_hooks.transforms.normalization import InvertOutput, NormalizedInputs, NormalizeInput
+from lightning_hooks.transforms.normalization import Normalization, NormalizeInput, given_numbers, merge_moments
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,6 @@ class InputNormalizer(EvaluatedCallback):
             standard deviation over all values.
         argument: Name of the parameter of ``forward`` to normalise; None for the first floating-point tensor, positional or
             keyword. Integers are normalised only if named.
-        inverse_modules: Modules whose output is mapped back to the units of the input, ``y * std + mean``: a decoder, a forecasting
-            head.
 
     Raises:
         TypeError: If an argument is of a wrong type, or only one of mean and std is given.
@@ -82,38 +81,39 @@ class InputNormalizer(EvaluatedCallback):
         learn_batches: int | None = None,
         dim: int | None = 1,
         argument: str | None = None,
-        inverse_modules: ModuleSelector | None = None,
     ) -> None:
         super().__init__(modules=modules)
         if modules is None:
             raise TypeError("modules must name the module whose input is normalised, such as 'net'; got None.")
         check_optional_integer("dim", dim, "the dimension of the channels")
-        self._inputs = NormalizedInputs(mean, std, dim)
+        self._given = given_numbers(mean, std)
+        if self._given is not None and dim is None and self._given[0].numel() > 1:
+            raise ValueError(f"dim=None takes one mean and one std over all values; got {self._given[0].numel()} of each.")
         if learn_batches is not None:
             check_count("learn_batches", learn_batches, least=1)
-            if self._inputs.given is not None:
+            if self._given is not None:
                 raise ValueError(f"learn_batches={learn_batches!r} goes with learned statistics; here mean and std are given.")
         self.mean, self.std = mean, std
-        self.learn_batches, self.dim, self.argument, self.inverse_modules = learn_batches, dim, argument, inverse_modules
+        self.learn_batches, self.dim, self.argument = learn_batches, dim, argument
+        self._of: dict[str, Normalization] = {}  # by the module's name
         if argument is not None and not isinstance(argument, str):
             raise TypeError(f"argument must be the name of a parameter of forward, or None; got {argument!r}.")
         self.batches = 0  # learned from
         self._hooked: list[NormalizeInput] = []
         self._checked_calls = False
-        self._rank_zero = True
 
     @property
     def frozen(self) -> bool:
         """Whether the statistics are final."""
-        return self._inputs.frozen
+        return self._given is not None or (bool(self._of) and all(site.frozen for site in self._of.values()))
 
     @property
     def statistics(self) -> dict[str, InputStatistics]:
         """Module name to the statistics of its input; empty before the first batch."""
         found = {}
-        for name, site in self._inputs.of.items():
+        for name, site in self._of.items():
             if site.mean is not None and site.std is not None:
-                count = () if site.everything is None else tuple(map(int, site.everything[0].tolist()))
+                count = () if site.moments is None else tuple(map(int, site.moments[0].tolist()))
                 found[name] = InputStatistics(tuple(site.mean.tolist()), tuple(site.std.tolist()), count)
         return found
 
@@ -127,11 +127,24 @@ class InputNormalizer(EvaluatedCallback):
         Raises:
             ValueError: If the module is unknown, or not named and there are several.
         """
-        return self._inputs.named(module).normalize(x)
+        return self._named(module).normalize(x)
 
     def inverse(self, x: Tensor, module: str | None = None) -> Tensor:
         """Return ``x * std + mean``, in the units of the input. Arguments and errors are those of :meth:`normalize`."""
-        return self._inputs.named(module).inverse(x)
+        return self._named(module).inverse(x)
+
+    def _named(self, module: str | None) -> Normalization:
+        """The normalisation of a module that a user names; None for the only one."""
+        if module is None and not self._of and self._given:
+            return self._normalization("x")
+        found = next(iter(self._of.values())) if module is None and len(self._of) == 1 else self._of.get(module or "")
+        if found is None:
+            known = ", ".join(self._of) or "none yet: fit, load a checkpoint, or apply_to() a model first"
+            raise ValueError(f"module must name one whose input is normalised ({known}); got {module!r}.")
+        return found
+
+    def _normalization(self, module: str) -> Normalization:
+        return Normalization(module, self.dim, *(self._given or ()))
 
     def apply_to(self, model: nn.Module, *, learn: bool = False) -> HookManager:
         """Normalise in plain PyTorch, until the returned manager's ``remove_all()``, or in a ``with`` block.
@@ -155,33 +168,28 @@ class InputNormalizer(EvaluatedCallback):
 
     def freeze(self) -> None:
         """Stop learning and keep the current statistics."""
-        self._inputs.freeze()
+        for site in self._of.values():
+            site.freeze()
 
     # Hooks: registered before the first validation, also without training.
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._rank_zero = trainer.is_global_zero
         self._hook(pl_module, self.hooks, self.gate)
-        self._inputs.of = {hook.site.site: hook.site for hook in self._hooked}  # others are of an earlier model
+        self._of = {hook.site.site: hook.site for hook in self._hooked}  # others are of an earlier model
 
     def _hook(self, model: nn.Module, hooks: HookManager, gate: Gate) -> None:
         """Register the hooks, which learn while the gate is open."""
         chosen, self._hooked = select_modules(model, self.modules), []
         for name, module in chosen:
-            hook = NormalizeInput(self._inputs.add(name), module, self.argument, gate)
+            hook = NormalizeInput(self._of.setdefault(name, self._normalization(name)), module, self.argument, gate)
             self._hooked.append(hook)
             hooks.register(module, hook, "forward_pre", label=name, with_kwargs=True)
-        if self.inverse_modules is not None:
-            if len(chosen) > 1:
-                raise ValueError(f"inverse_modules needs one normalised module; modules={self.modules!r} selects {len(chosen)}.")
-            for name, module in select_modules(model, self.inverse_modules):
-                hooks.register(module, InvertOutput(self._hooked[0].site, name), "forward", label=name)
 
     @override
     def install(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.attach(trainer, pl_module)
-        unknown = [name for name, site in self._inputs.of.items() if site.mean is None]
+        unknown = [name for name, site in self._of.items() if site.mean is None]
         if unknown and trainer.state.fn != "fit":
             rank_zero_warn(
                 f"InputNormalizer: no mean and std are known for {', '.join(unknown)}, so its inputs are not normalised. Give "
@@ -197,8 +205,11 @@ class InputNormalizer(EvaluatedCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        how = "given" if self._inputs.given else "frozen" if self.frozen else f"learned from {self._span()}"
-        info(f"InputNormalizer alters training: the input of {', '.join(self._inputs.of)} is normalised; mean and std are {how}.")
+        if not (trainer.is_global_zero or self.frozen):
+            for site in self._of.values():
+                site.moments = None  # those of a checkpoint are of all ranks: one rank adds them
+        how = "given" if self._given else "frozen" if self.frozen else f"learned from {self._span()}"
+        info(f"InputNormalizer alters training: the input of {', '.join(self._of)} is normalised; mean and std are {how}.")
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -236,29 +247,32 @@ class InputNormalizer(EvaluatedCallback):
     def _freeze(self, trainer: Trainer) -> None:
         if self.frozen or not self.batches:
             return
-        self._inputs.freeze(self._inputs.merged(self._rank_zero))
+        for name, moments in self._merged().items():
+            self._of[name].freeze(moments)
         found = self.statistics
-        silent = [name for name in self._inputs.of if name not in found]
+        silent = [name for name in self._of if name not in found]
         if silent:
             rank_zero_warn(f"InputNormalizer: nothing was learned at {', '.join(silent)}: its inputs stay as they are.")
         info(f"InputNormalizer: mean and std of {', '.join(found)} are learned from {self._span()} and final.")
-        trackers = self.trackers(trainer)
-        for name, numbers in found.items():
-            rows = [[channel, *pair] for channel, pair in enumerate(zip(numbers.mean, numbers.std, strict=True))]
-            trackers.table(f"input_normalizer/{name}", ["channel", "mean", "std"], rows, log_step(trainer))
+
+    def _merged(self) -> dict[str, Tensor | None]:
+        """Return the moments of all ranks by module, ``(3, channels)`` each: a collective."""
+        own = {name: site.moments for name, site in self._of.items() if site.moments is not None}
+        ranks = gather_by_name(to_host(own))  # a module may run on some ranks only
+        merged = {name: merge_moments(found) if len(found) > 1 else found[0] for name, found in ranks.items()}
+        return {name: merged.get(name) for name in self._of}
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        merges = self.attached and not self.frozen  # every rank calls this, so ranks can be merged
-        merged = self._inputs.merged(self._rank_zero) if merges else {}
-        return {"sites": {name: site.state(merged.get(name)) for name, site in self._inputs.of.items()}, "batches": self.batches}
+        merged = self._merged() if self.attached and not self.frozen else {}  # every rank calls this
+        return {"sites": {name: site.state(merged.get(name)) for name, site in self._of.items()}, "batches": self.batches}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the statistics of a checkpoint: ``torch.load(path)["callbacks"][normalizer.state_key]``."""
         self.batches = state_dict["batches"]
         for name, state in state_dict["sites"].items():
-            self._inputs.add(name).load(state)
+            self._of.setdefault(name, self._normalization(name)).load(state)
 
     @property
     @override

@@ -15,7 +15,6 @@ from lightning_hooks.hooks import ModuleSelector, guarded
 from lightning_hooks.hooks.checks import check_bools, check_choice, check_count
 from lightning_hooks.hosts.lightning_api import log_step
 from lightning_hooks.profiling import LayerTimes, ProfileReport
-from lightning_hooks.profiling.clock import FORWARD
 from lightning_hooks.profiling.tracer import StepTracer, profiled_modules
 from lightning_hooks.trackers import show
 from lightning_hooks.trackers.console import Table, some
@@ -67,7 +66,7 @@ class LayerProfiler(HookedCallback):
     Logged each epoch: ``profile/<module>/<stat>`` with stat one of self_ms, total_ms, forward_ms, backward_ms (both self; the
     recomputed forward is in self_ms) and share, means per step; ``profile/step_ms``, ``forward_ms``, ``backward_ms``,
     ``other_ms`` (optimizer, callbacks, logging), ``outside_ms`` (forward and backward outside all modules) and ``overhead_ms``;
-    and a table. NaN where nothing was measured. Without Lightning use :class:`~lightning_hooks.profiling.ProfileSession`.
+    and a table. NaN where nothing was measured.
 
     Args:
         modules: The modules to time; None for every module of the model, containers and dropout included.
@@ -107,10 +106,10 @@ class LayerProfiler(HookedCallback):
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         sites = profiled_modules(pl_module, self.modules)
-        self._tracer = StepTracer([name for name, _ in sites], pl_module.device, self.warmup_steps, self.faults)
+        self._tracer = StepTracer(sites, pl_module.device, self.warmup_steps, self.faults)
         self._first = self.batches = 0  # the batch of this epoch that is measured first; the batches of this epoch
         self.report = None
-        self._tracer.hook(((site, name, module) for site, (name, module) in enumerate(sites)), self.listen)
+        self._tracer.hook(self.listen)
 
     @override
     def released(self) -> None:
@@ -124,7 +123,7 @@ class LayerProfiler(HookedCallback):
         self.batches += 1
         if self._tracer.steps == self.warmup_steps:
             self._first = batch_idx % self.every_n_steps
-        self.gate.start(self._tracer.begin_step(FORWARD, due=batch_idx % self.every_n_steps == self._first))
+        self.gate.start(self._tracer.begin_step(due=batch_idx % self.every_n_steps == self._first))
 
     @override
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:

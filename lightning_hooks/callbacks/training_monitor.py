@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -84,9 +83,9 @@ class TrainingMonitor(TrainingReports, SessionCallback):
             which only reads; True to run some steps again besides, with a warning where that cannot be: what ``training_step``
             counts in class attributes or globals, or does outside of the process, happens twice then; False for nothing.
         notify: Where new root alerts above info and the end of the run are sent: ``env:NAME`` for the address in an environment
-            variable, an http(s) address, or ``{"url": ..., "format": ...}`` with ``slack``, ``discord``, ``teams``, ``ntfy`` or
-            ``json``, by host name otherwise. None for what the variable ``LIGHTNING_HOOKS_NOTIFY`` says. The address is a secret:
-            pickles, checkpoints and saved configurations have a mask in its place.
+            variable, or an http(s) address: of Slack, Discord, ntfy, or any that takes JSON. None for what the variable
+            ``LIGHTNING_HOOKS_NOTIFY`` says. The address is a secret: pickles, checkpoints and saved configurations have a mask in
+            its place.
         live: Whether a notebook shows the run's page below the cell, again after each window; elsewhere a line of text is printed.
 
     Raises:
@@ -122,7 +121,7 @@ class TrainingMonitor(TrainingReports, SessionCallback):
         max_capsule_mb: float = 200,
         keep_batches: int = 0,
         learning: Learning = "auto",
-        notify: Address | str | Mapping[str, str] | None = None,
+        notify: Address | str | None = None,
         live: bool = False,
     ) -> None:
         arguments = arguments_in(locals())

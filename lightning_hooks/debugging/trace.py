@@ -113,13 +113,12 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The calls and gradients of one step in order, and the reasons for those that are missing.
+    """The calls and gradients of one step in order, and those that are missing.
 
     Attributes:
         title: The name of the step.
         calls: Calls and gradients in the order of their beginnings.
         never_called: Site to the reason why its forward hook did not run.
-        no_gradient: Called site to the reason why there was no gradient at its output; empty without a backward pass.
         error: The exception that ended the step, "" without one.
         raised_in: The innermost traced module that raised it.
     """
@@ -127,7 +126,6 @@ class Trace:
     title: str
     calls: tuple[CallRecord, ...]
     never_called: dict[str, str] = field(default_factory=dict)
-    no_gradient: dict[str, str] = field(default_factory=dict)
     error: str = ""
     raised_in: str = ""
 
@@ -145,6 +143,12 @@ class Trace:
         """The sites in the order of their gradients."""
         return [call.site for call in self.calls if call.phase == "backward"]
 
+    @property
+    def no_gradient(self) -> list[str]:
+        """The sites that were called and have no gradient at their output; empty without any gradient."""
+        reached = set(self.backward_order)
+        return [site for site in dict.fromkeys(self.forward_order) if reached and site not in reached]
+
     def __str__(self) -> str:
         forward = [call for call in self.calls if call.phase == "forward"]
         rest = [call for call in self.calls if call.phase != "forward"]
@@ -155,7 +159,8 @@ class Trace:
         lines += ["Forward", *_table(forward)]
         if rest:
             lines += ["Backward", *_table(rest)]
-        lines += _because("Never called", self.never_called) + _because("No gradient", self.no_gradient)
+        why = "frozen, without autograd, detached, not part of the loss, or a view that was changed in place."
+        lines += _because("Never called", self.never_called) + _because("No gradient", dict.fromkeys(self.no_gradient, why))
         return "\n".join(lines)
 
 
@@ -190,26 +195,17 @@ class Call:
 
     Attributes:
         site: The module's name.
-        phase: ``forward`` or ``backward``.
-        module: The module; None in backward.
-        args: Its positional arguments; () in backward.
+        module: The module.
+        args: Its positional arguments.
         kwargs: Its keyword arguments.
-        output: Its output; None in backward.
-        gradient: The gradient at its output; None in forward.
+        output: Its output.
     """
 
     site: str
-    phase: str
-    module: nn.Module | None = None
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    output: Any = None
-    gradient: Tensor | None = None
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The floating-point tensors of the output; in backward the gradient."""
-        return float_tensors(self.output if self.phase == "forward" else self.gradient)
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    output: Any
 
 
 class HookBreakError(RuntimeError):
@@ -217,20 +213,19 @@ class HookBreakError(RuntimeError):
 
     Attributes:
         site: The module's name.
-        phase: ``forward`` or ``backward``.
     """
 
-    def __init__(self, site: str, phase: str, message: str) -> None:
+    def __init__(self, site: str, message: str) -> None:
         super().__init__(message)
-        self.site, self.phase = site, phase
+        self.site = site
 
-    def __reduce__(self) -> tuple[type[HookBreakError], tuple[str, str, str]]:
-        return (type(self), (self.site, self.phase, str(self)))
+    def __reduce__(self) -> tuple[type[HookBreakError], tuple[str, str]]:
+        return (type(self), (self.site, str(self)))
 
 
 def nonfinite(call: Call) -> bool:
-    """Whether a tensor of the call holds a NaN or an infinite value."""
-    return any(not bool(torch.isfinite(tensor.detach()).all()) for tensor in call.tensors)
+    """Whether a floating-point tensor of the output holds a NaN or an infinite value."""
+    return any(not bool(torch.isfinite(tensor.detach()).all()) for tensor in float_tensors(call.output))
 
 
 class Breakpoint:
@@ -240,7 +235,6 @@ class Breakpoint:
         when: A function of a :class:`Call`, or ``nonfinite``.
         how: ``debugger`` calls ``sys.breakpointhook`` (pdb, unless PYTHONBREAKPOINT is set); ``raise`` raises
             :class:`HookBreakError`.
-        phases: Which calls to check, ``forward`` or ``backward``.
         on_fault: Called once with (site, error) if ``when`` raises, which disables it.
         gate: Calls are checked while it is open; None for always.
     """
@@ -250,12 +244,11 @@ class Breakpoint:
         when: Callable[[Call], Any] | Literal["nonfinite"],
         how: Literal["debugger", "raise"],
         on_fault: Callable[[str, Exception], None],
-        phases: tuple[str, ...] = ("forward",),
         gate: Gate | None = None,
     ) -> None:
         self.when = when if callable(when) else nonfinite
         self.label = getattr(when, "__name__", repr(when)) if callable(when) else when
-        self.how, self.on_fault, self.phases, self.gate, self.broken = how, on_fault, phases, gate, False
+        self.how, self.on_fault, self.gate, self.broken = how, on_fault, gate, False
 
     @property
     def tracing(self) -> bool:
@@ -265,40 +258,26 @@ class Breakpoint:
     def attach(self, sites: Iterable[tuple[str, nn.Module]], hooks: HookManager) -> None:
         """Hook (name, module) pairs."""
         for name, module in sites:
-            hooks.register(module, UncompiledHook(self, "output", name), "forward", label=name, with_kwargs=True)
+            hooks.register(module, UncompiledHook(self, "check", name), "forward", label=name, with_kwargs=True)
 
-    def check(self, call: Call) -> None:
-        """Stop if ``when`` is true."""
-        if self.broken or call.phase not in self.phases:
+    def check(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Stop at a call of a site if ``when`` is true."""
+        if self.broken or in_backward():
             return
+        call = Call(name, module, args, kwargs, output)
         try:
             stop = bool(self.when(call))
         except Exception as error:  # noqa: BLE001  of the user's function
             self.broken = True
-            self.on_fault(call.site, error)
+            self.on_fault(name, error)
         else:
             if stop:
                 self._stop(call)
 
-    def output(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Check a call of a site, and hook its output."""
-        if not in_backward():
-            self.check(Call(name, "forward", module, args, kwargs, output))
-        if "backward" in self.phases:
-            for tensor in float_tensors(output):
-                if tensor.requires_grad and not tensor.is_leaf:
-                    tensor.register_hook(UncompiledHook(self, "gradient", name))  # type: ignore[no-untyped-call]
-
-    def gradient(self, name: str, gradient: Tensor) -> None:
-        """Check a gradient at a site's output."""
-        self.check(Call(name, "backward", gradient=gradient))
-
     def _stop(self, call: Call) -> None:
-        forward = call.phase == "forward"
-        found = ", ".join(describe(call.output if forward else call.gradient, statistics=True))
-        kind, what = (f" ({type(call.module).__name__})", "output") if forward else ("", "gradient at the output")
-        message = f"break_when={self.label} at {call.site!r}{kind} in {call.phase}: {what} {found}."
+        found = ", ".join(describe(call.output, statistics=True))
+        message = f"break_when={self.label} at {call.site!r} ({type(call.module).__name__}): output {found}."
         if self.how == "raise":
-            raise HookBreakError(call.site, call.phase, message)
+            raise HookBreakError(call.site, message)
         print(f"{message} The call is in `call`.")  # noqa: T201  for the user of the debugger
         sys.breakpointhook()

@@ -25,7 +25,7 @@ Reshape: TypeAlias = Sequence[int] | Callable[[Tensor], Tensor] | None
 def grad_cam(
     model: nn.Module,
     batch: Any,
-    module: str | nn.Module | None = None,
+    module: str | None = None,
     target: Target = None,
     *,
     reshape: Reshape = None,
@@ -76,27 +76,20 @@ def grad_cam(
     return maps if size is None else resize(maps, size), scores.detach(), classes
 
 
-def find_layer(model: nn.Module, module: str | nn.Module | None) -> tuple[str, nn.Module]:
+def find_layer(model: nn.Module, module: str | None) -> tuple[str, nn.Module]:
     """Return the (name, module) of a layer, by default of the last convolution.
 
     Raises:
-        ValueError: If no module or several match the name, the module is not in the model, or there is no convolution.
+        ValueError: If no module or several match the name, or there is no convolution.
         TypeError: If ``module`` is of another type.
     """
-    if isinstance(module, str):
+    if module is not None:
         found = select_modules(model, module)
         if len(found) > 1:
             raise ValueError(
                 f"module={module!r} matches {len(found)} modules, of which Grad-CAM takes one: {[n for n, _ in found]}."
             )
         return found[0]
-    if isinstance(module, nn.Module):
-        for name, candidate in named_sites(model):
-            if candidate is module:
-                return name or type(model).__name__, module
-        raise ValueError(f"module={type(module).__name__}(…) is not in {type(model).__name__}; give one of its own, or a name.")
-    if module is not None:
-        raise TypeError(f"module must be a name, a module of the model, or None for the last convolution; got {module!r}.")
     convolutions = [(name, layer) for name, layer in named_sites(model) if isinstance(layer, nn.modules.conv._ConvNd)]
     if not convolutions:
         raise ValueError(

@@ -32,7 +32,7 @@ MOST_CALLS = 8
 
 
 # What multi_head_attention_forward calls outside of the mode that sees its own call.
-_INSIDE = {"scaled_dot_product_attention": F.scaled_dot_product_attention, "softmax": F.softmax}
+_INSIDE: dict[str, Callable[..., Any]] = {"scaled_dot_product_attention": F.scaled_dot_product_attention, "softmax": F.softmax}
 
 
 @dataclass(slots=True)

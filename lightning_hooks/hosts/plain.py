@@ -232,7 +232,7 @@ def inner_optimizer(optimizer: Any) -> Any:
 
 def replicated(wrapped: nn.Module | None) -> list[nn.Parameter]:
     """Return the parameters that DDP keeps the same: none where a communication hook may not, or without DDP."""
-    if not isinstance(wrapped, DistributedDataParallel) or getattr(wrapped, "_comm_hooks", ()):
+    if not isinstance(wrapped, DistributedDataParallel) or getattr(wrapped, "_comm_hooks", None):
         return []
     ignored: Any = getattr(wrapped, "parameters_to_ignore", ())  # of torch; neither of these has a public name
     return [parameter for name, parameter in wrapped.module.named_parameters() if name not in ignored]

@@ -10,11 +10,10 @@ import numpy as np
 
 import lightning_hooks.plots.canvas as canvas
 from lightning_hooks.declare.window import Report
-from lightning_hooks.plots.canvas import Axes, Figure
+from lightning_hooks.plots.canvas import Figure
 from lightning_hooks.plots.series import (
     FRACTIONS,
     SIGNED,
-    Series,
     as_reports,
     beginnings,
     relative_to_first,
@@ -52,12 +51,27 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
     title = f"{ordered[0].subject} {stat} by {table.noun}"
     if not table.names:
         return canvas.nothing(title, f"{stat} applies to none of them.")
-    figure, axes = canvas.single(_width(table), _height(table))
+    longest = min(max(map(len, table.names)), 34)
+    width = canvas.within(2.4 + 0.065 * longest + 0.16 * len(table.epochs), 5.6, 13.0)
+    figure, axes = canvas.single(width, canvas.within(1.9 + 0.19 * len(table.names), 2.8, 12.5))
     hatched = "" if np.isfinite(table.values).all() else "; hatched where nothing finite was measured"
     against = f"; each row relative to its first {window_of(table.unit)}" if relative else ""
-    canvas.heading(axes, title, _span(table) + against + hatched, figure.get_figwidth() - 2.5)
-    _cells(figure, axes, table, stat, relative)
-    canvas.legend(figure, _beginnings(axes, table, ordered))
+    first, last = table.epochs[0], table.epochs[-1]
+    span = f"{table.unit} {first}" if len(table.epochs) == 1 else f"{table.unit}s {first} to {last}"
+    canvas.heading(axes, title, span + against + hatched, width - 2.5)
+    columns = len(table.epochs)
+    shown, norm, colors, ticks = _relative_scale(table.values) if relative else _scale(table.values, stat)
+    mesh = canvas.table(axes, shown, (40, 60), norm=norm, cmap=colors)
+    canvas.name_epochs(axes, table.epochs, max(2, columns if columns <= 12 else 12), table.unit)
+    canvas.name_layers(axes, table.names, "y", table.noun)
+    if not np.ma.getmaskarray(shown).all():
+        label = f"{stat} over that of the first {window_of(table.unit)}" if relative else f"{stat}, {_unit(stat)}"
+        canvas.color_bar(figure, mesh, axes, label, **ticks)
+    place = {name: row for row, name in enumerate(table.names)}
+    began = [(index, alert) for index, alert in beginnings(ordered) if alert.site in place]
+    size = canvas.within(40 / len(place), 0.3, 1.0)
+    canvas.mark_alerts(axes, [(x, place[alert.site], alert.severity) for x, alert in began], size, 0.7 * (len(place) <= 120))
+    canvas.legend(figure, canvas.alert_handles(alert for _, alert in began))
     return figure
 
 
@@ -94,17 +108,6 @@ def cell_figure(
     return figure
 
 
-def _cells(figure: Figure, axes: Axes, table: Series, stat: str, relative: bool) -> None:
-    columns = table.values.shape[1]
-    shown, norm, colors, ticks = _relative_scale(table.values) if relative else _scale(table.values, stat)
-    mesh = canvas.table(axes, shown, (40, 60), norm=norm, cmap=colors)
-    canvas.name_epochs(axes, table.epochs, max(2, columns if columns <= 12 else 12), table.unit)
-    canvas.name_layers(axes, table.names, "y", table.noun)
-    if not np.ma.getmaskarray(shown).all():
-        label = f"{stat} over that of the first {window_of(table.unit)}" if relative else f"{stat}, {_unit(stat)}"
-        canvas.color_bar(figure, mesh, axes, label, **ticks)
-
-
 def _relative_scale(values: np.ndarray) -> tuple[np.ndarray, Any, str, dict[str, Any]]:
     """As :func:`_scale`, for sizes over the first of their row: less is blue, the same white, more red."""
     from matplotlib.colors import LogNorm
@@ -129,10 +132,8 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
         sizes = canvas.within(np.abs(values[finite & (values != 0)]), canvas.SMALLEST, canvas.LARGEST)
         largest = float(sizes.max(initial=0.0)) or 1.0
         linear = max(float(np.quantile(sizes, 0.1)) if sizes.size else 0.1, largest * 1e-6)
-        reach = np.arcsinh(largest / linear)
-        steps = linear * np.sinh(np.linspace(-reach, reach, 7))
-        ticks = {"ticks": sorted({float(f"{step:.1g}") for step in steps}), "format": canvas.signed}
-        return np.ma.masked_array(values, ~finite), AsinhNorm(linear, -largest, largest), "RdBu_r", ticks
+        norm = AsinhNorm(linear, -largest, largest)
+        return np.ma.masked_array(values, ~finite), norm, "RdBu_r", {"format": canvas.signed}
     positive = finite & (values > 0)
     some = canvas.within(values[positive], canvas.SMALLEST, canvas.LARGEST) if positive.any() else np.array([1.0])
     lowest, highest = float(some.min()), float(some.max())
@@ -150,25 +151,3 @@ def _unit(stat: str) -> str:
     if stat.endswith("_steps") or stat in ("steps", "calls", "count"):
         return "count"
     return "no unit" if stat == "update_ratio" else "log scale"
-
-
-def _beginnings(axes: Axes, table: Series, reports: Sequence[Report]) -> list[Any]:
-    place = {name: row for row, name in enumerate(table.names)}
-    began = [(index, alert) for index, alert in beginnings(reports) if alert.site in place]
-    size = canvas.within(40 / max(len(place), 1), 0.3, 1.0)
-    canvas.mark_alerts(axes, [(x, place[alert.site], alert.severity) for x, alert in began], size, 0.7 * (len(place) <= 120))
-    return canvas.alert_handles(alert for _, alert in began)
-
-
-def _span(table: Series) -> str:
-    first, last = table.epochs[0], table.epochs[-1]
-    return f"{table.unit} {first}" if len(table.epochs) == 1 else f"{table.unit}s {first} to {last}"
-
-
-def _width(table: Series) -> float:
-    longest = min(max(map(len, table.names), default=0), 34)
-    return canvas.within(2.4 + 0.065 * longest + 0.16 * len(table.epochs), 5.6, 13.0)
-
-
-def _height(table: Series) -> float:
-    return canvas.within(1.9 + 0.19 * len(table.names), 2.8, 12.5)

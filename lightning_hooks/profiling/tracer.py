@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.hooks import Faults, HookManager, ModuleSelector, guarded, tensors_in
-from lightning_hooks.hooks.checks import check_count
+from lightning_hooks.hooks import Faults, ModuleSelector, guarded, tensors_in
 from lightning_hooks.hooks.listener import CallStack, TraceHook
 from lightning_hooks.hooks.selection import can_be_called, clean_name, compiled_around, compiled_regions, select_modules
 from lightning_hooks.profiling.clock import BACKWARD, FORWARD, OTHER, RECOMPUTE, ROOT, Account, NodeMap, Place, clock_for
@@ -34,10 +30,12 @@ class StepTracer:
     measured.
     """
 
-    def __init__(self, names: list[str], device: torch.device, warmup_steps: int, faults: Faults) -> None:
+    def __init__(
+        self, sites: Sequence[tuple[str, nn.Module | None]], device: torch.device, warmup_steps: int, faults: Faults
+    ) -> None:
+        self._sites, self._device = sites, str(device)
         self.clock = clock_for(device)
         self.measured: list[TracedStep] = []  # of the epoch
-        self._names, self._device = names, str(device)
         self._memory: dict[int, int] = {}  # site -> bytes; kept from epoch to epoch
         self.warmup_steps = warmup_steps
         self.steps = 0  # begun
@@ -52,9 +50,9 @@ class StepTracer:
         self._in_backward = False
         self._before_backward = self.now
 
-    def hook(self, sites: Iterable[tuple[int, str, nn.Module | None]], register: Callable[..., object]) -> None:
-        """Hook (site, name, module), where there is a module, by ``register(name, module, hook, kind, **options)``."""
-        for site, name, module in sites:
+    def hook(self, register: Callable[..., object]) -> None:
+        """Hook the sites that have a module by ``register(name, module, hook, kind, **options)``."""
+        for site, (name, module) in enumerate(self._sites):
             if module is not None:
                 register(name, module, TraceHook(self, "enter", site), "forward_pre")
                 # The first forward hook, which also runs if the module raises, as it does under checkpointing.
@@ -62,8 +60,8 @@ class StepTracer:
 
     # One step.
 
-    def begin_step(self, phase: int, due: bool = True) -> bool:
-        """Begin a step in a phase, and return whether it is traced.
+    def begin_step(self, due: bool = True) -> bool:
+        """Begin a step, and return whether it is traced.
 
         Traced are steps after the warm-up that are ``due``, and, where a device counts its allocated memory, the last step of the
         warm-up, in which memory is read at every call, which takes time.
@@ -77,7 +75,7 @@ class StepTracer:
         self._stack = CallStack()
         self._nodes.clear()
         self._in_backward = False
-        self.now = (ROOT, phase)
+        self.now = (ROOT, FORWARD)
         self.tracing = True
         self.clock.begin(self.now)
         return True
@@ -93,7 +91,7 @@ class StepTracer:
         """Return the report of the steps since the last; waits for the device."""
         self._read(wait=True)
         about = {"epoch": epoch, "step": step, "batches": batches, "device": self._device}
-        return profile_report(self._names, self.measured, self._memory, **about)
+        return profile_report([name for name, _ in self._sites], self.measured, self._memory, **about)
 
     def _read(self, wait: bool) -> None:
         """Add the steps that have ended to the samples: with ``wait`` all, else those whose times are known without a sync."""
@@ -124,16 +122,15 @@ class StepTracer:
     # Called by the hooks.
 
     def enter(self, site: int, *_: object) -> None:
-        """Begin a module's call; site -1 is the model itself, whose time is that outside every module."""
+        """Begin a module's call."""
         self.clock.pause()
         phase = RECOMPUTE if self._in_backward else FORWARD
-        place = self.now[0]
-        if site >= 0:
-            place = self._called_again(place, site) if phase == RECOMPUTE and self.now[1] == BACKWARD else (*place, site)
-            self._places.add(place)
-            tally = self.step.tallies.setdefault(site, Tally())
-            tally.calls += phase == FORWARD
-            tally.recomputed += phase == RECOMPUTE
+        place, before = self.now
+        place = self._called_again(place, site) if phase == RECOMPUTE and before == BACKWARD else (*place, site)
+        self._places.add(place)
+        tally = self.step.tallies.setdefault(site, Tally())
+        tally.calls += phase == FORWARD
+        tally.recomputed += phase == RECOMPUTE
         allocated = self.clock.allocated() if self.step.reads_memory else None
         self._stack.append((site, _Call(phase, self.now, allocated)))
         self._nodes.move(place)
@@ -154,13 +151,13 @@ class StepTracer:
         assert call is not None  # it is on the stack
         self._switch(call.before)
         self._nodes.move(call.before[0])
-        if site >= 0 and call.phase == FORWARD:
+        if call.phase == FORWARD:
             tally = self.step.tallies[site]
             tally.output_bytes += sum(_bytes(tensor) for tensor in {id(tensor): tensor for tensor in tensors_in(output)}.values())
             if call.allocated is not None:
                 tally.memory_bytes += (self.clock.allocated() or 0) - call.allocated
-        outer, around = self._stack[-1] if self._stack else (-1, call)
-        if outer < 0 or around.phase != call.phase:  # an outermost call: its nodes lead to those of all modules inside it
+        # The nodes of an outermost call lead to those of all modules inside it.
+        if not self._stack or self._stack[-1][1].phase != call.phase:
             self._nodes.claim([tensor.grad_fn for tensor in tensors_in(output) if tensor.requires_grad])
         self.clock.resume()
 
@@ -211,79 +208,3 @@ def profiled_modules(root: nn.Module, modules: ModuleSelector | None = None) -> 
         region = compiled_around(name, compiled)
         found.append((name, module if region is None else wrappers.get(name) if region == name else None))
     return found
-
-
-class ProfileSession:
-    """Profiles the layers of a model in any training loop. The hooks are registered in the ``with`` block.
-
-    Backward is detected. Forward is the call of the model; ``other_time`` is the rest, such as the loss function and the optimizer.
-
-    Args:
-        model: The model, on the CPU or a CUDA device.
-        modules: The modules; None for every module of the model.
-        warmup_steps: Number of first steps that are not measured, at least 0.
-
-    Raises:
-        TypeError: If an argument is of a wrong type.
-        ValueError: If ``modules`` matches nothing, or ``warmup_steps`` is negative.
-        RuntimeError: If the model is on another kind of device.
-
-    Example:
-        >>> import torch
-        >>> from lightning_hooks.profiling import ProfileSession
-        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
-        >>> with ProfileSession(model, warmup_steps=1) as session:
-        ...     for _ in range(3):
-        ...         with session.step():
-        ...             model(torch.randn(4, 8)).sum().backward()
-        >>> report = session.report()
-        >>> report.measured_steps, list(report.sites)
-        (2, ['0', '1'])
-    """
-
-    def __init__(self, model: nn.Module, *, modules: ModuleSelector | None = None, warmup_steps: int = 3) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module; got {model!r}.")
-        check_count("warmup_steps", warmup_steps, least=0)
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        self._sites = profiled_modules(model, modules)
-        self._faults = Faults()
-        self._tracer = StepTracer([name for name, _ in self._sites], device, warmup_steps, self._faults)
-        self._hooks = HookManager()
-        self._model: nn.Module | None = model
-
-    def __enter__(self) -> ProfileSession:
-        if self._model is None:
-            raise RuntimeError("This ProfileSession has been used. Create a new one for another profile.")
-        sites = [(-1, "", self._model), *((site, name, module) for site, (name, module) in enumerate(self._sites))]
-        with self._hooks.all_or_nothing():
-            self._tracer.hook(sites, self._register)
-        return self
-
-    def _register(self, name: str, module: nn.Module, hook: Any, kind: str, **options: bool) -> None:
-        self._hooks.register(module, guarded(hook, name, self._faults), kind, label=name, **options)
-
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
-        self._hooks.remove_all()
-        self._tracer.tracing = False
-        self._model, self._sites = None, []
-        for site, error in self._faults.take():
-            warnings.warn(f"ProfileSession: the hook at {site!r} raised {error}; its times are incomplete.", stacklevel=2)
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Run one training step in this block; raise RuntimeError outside of the ``with`` block of the session."""
-        if self._model is None or not len(self._hooks):
-            raise RuntimeError("Run steps inside the with block of the ProfileSession: its hooks are not registered.")
-        traced = self._tracer.begin_step(OTHER)
-        try:
-            yield
-        except BaseException:
-            self._tracer.tracing = False  # the step is discarded
-            raise
-        if traced:
-            self._tracer.end_step()
-
-    def report(self) -> ProfileReport:
-        """Return the report of the steps so far; waits for the device."""
-        return self._tracer.report(epoch=0, step=self._tracer.steps, batches=self._tracer.steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,10 @@ from lightning_hooks.declare.plain import PlainReport
 from lightning_hooks.extraction.batches import device_of, to_host
 from lightning_hooks.extraction.extracted import gather_by_name
 from lightning_hooks.hooks import Gate, Listener
-from lightning_hooks.hooks.attributes import in_training_mode
+from lightning_hooks.hooks.attributes import in_training_mode, stored
 from lightning_hooks.hooks.checks import check_count
-from lightning_hooks.hooks.selection import named_sites
-from lightning_hooks.pruning.weights import Layout, activity_sums, known_units, producer_of
 from lightning_hooks.statistics.columns import row_dtype
-from lightning_hooks.statistics.units import layouts
+from lightning_hooks.statistics.units import features_last, layouts, unit_dimension
 from lightning_hooks.trackers import Table
 
 
@@ -128,11 +126,19 @@ class Activity:
 class UnitSite(Listener):
     """Forward hook of one module: measures its output before the mask, and returns it with masked units at zero.
 
-    It measures while the gate is open, and with ``training_only`` in training mode only. ``units`` is their number, if known.
+    It measures while the gate is open, and with ``training_only`` in training mode only.
+
+    Args:
+        name: The module's name.
+        dim: The dimension of the units in its output; None to infer it from ``units_last``.
+        units_last: Whether they are in the last dimension, or in dimension 1 (False); None if unknown.
+        gate: Opened for the batches that are measured.
+        training_only: Whether to measure only in training mode.
     """
 
-    def __init__(self, name: str, layout: Layout, units: int | None, gate: Gate, training_only: bool) -> None:
-        self.name, self.layout, self.units, self.gate, self.training_only = name, layout, units, gate, training_only
+    def __init__(self, name: str, dim: int | None, units_last: bool | None, gate: Gate, training_only: bool) -> None:
+        self.name, self.dim, self.units_last, self.gate, self.training_only = name, dim, units_last, gate, training_only
+        self.units: int | None = None  # their number, once known
         self.activity: Activity | None = None  # of this epoch, on the device
         self.dropped: Tensor | None = None  # (units,), on the device; None while nothing is masked
         self.kept: Tensor | None = None  # the negation, on the host; None before the first decision
@@ -148,8 +154,7 @@ class UnitSite(Listener):
                 f"ActivationPruner masks the units of modules that return one floating-point tensor; {self.name!r} returned "
                 f"{kind}. Choose other modules with modules=, for instance the layers inside it."
             )
-        dim = self.layout.dim_in(output)
-        self.settle(output.shape[dim])
+        dim = self._dim_in(output)
         if measures:
             sums, count = activity_sums(output, dim)
             if self.activity is None:
@@ -160,20 +165,24 @@ class UnitSite(Listener):
         shape[dim] = -1
         return None if self.dropped is None else output.masked_fill(self.dropped.to(output.device).view(shape), 0.0)
 
-    def settle(self, units: int) -> None:
-        """Set the number of units, from an output; raise RuntimeError if it was different before."""
+    def _dim_in(self, output: Tensor) -> int:
+        """The dimension of the units; raise RuntimeError if there is none, or their number has changed."""
+        dims = output.dim()
+        dim = unit_dimension(dims, self.units_last) if self.dim is None else self.dim
+        if not -dims <= dim < dims:
+            raise RuntimeError(f"unit_dim={dim} is not a dimension of an output of shape {tuple(output.shape)}.")
+        units = output.shape[dim]
         self.units = units if self.units is None else self.units
-        known = [self.units] if self.kept is None else [self.units, len(self.kept)]
-        other = next((number for number in known if number != units), None)
-        if other is not None:
+        if units != self.units:
             raise RuntimeError(
-                f"{self.name!r} returned {units} units, and {other} before (or in the checkpoint). ActivationPruner needs modules "
-                "with a constant number of units; pass unit_dim= if it used the wrong dimension."
+                f"{self.name!r} returned {units} units, and {self.units} before (or in the checkpoint). ActivationPruner needs "
+                "modules with a constant number of units; pass unit_dim= if it used the wrong dimension."
             )
+        return dim % dims
 
     def mask(self, kept: Tensor, device: torch.device) -> None:
         """Mask the units that are False in ``kept``, ``(units,)``, on the host."""
-        self.kept = kept
+        self.kept, self.units = kept, len(kept)
         self.dropped = None if bool(kept.all()) else (~kept).to(device, non_blocking=True)
 
     def decide(self, means: Tensor, target: float, device: torch.device) -> None:
@@ -203,7 +212,7 @@ class UnitSites:
     Args:
         modules: (name, module) pairs in order; the modules are not kept.
         root: The model.
-        unit_dim: The dimension of the units in their outputs; None to infer it from the module or the one before it.
+        unit_dim: The dimension of the units in their outputs; None to infer it from the module or the layer before it.
         gate: While it is open, the hooks measure; None for one that is open.
         training_only: Whether to measure only in training mode.
     """
@@ -216,13 +225,13 @@ class UnitSites:
         gate: Gate | None = None,
         training_only: bool = False,
     ) -> None:
-        named, guesses = dict(named_sites(root)), layouts(root)
+        before, gate = layouts(root), Gate(open=True) if gate is None else gate
         self.sites: list[UnitSite] = []
         for name, module in modules:
-            maker = named.get(producer_of(name, named) or name, module)
-            layout = Layout.of(maker, guesses.get(id(module))) if unit_dim is None else Layout(unit_dim)
-            units = known_units(maker) if unit_dim is None else None
-            self.sites.append(UnitSite(name, layout, units, Gate(open=True) if gate is None else gate, training_only))
+            kernel = stored(module, "kernel_size") if isinstance(module, nn.modules.conv._ConvNd) else None
+            dim = -1 - len(kernel) if isinstance(kernel, tuple) and unit_dim is None else unit_dim  # channels before space
+            known = features_last(module)
+            self.sites.append(UnitSite(name, dim, before.get(id(module)) if known is None else known, gate, training_only))
         self.device = device_of(root) or torch.device("cpu")
 
     def merged(self) -> dict[str, Activity]:
@@ -235,13 +244,6 @@ class UnitSites:
             for site in self.sites
             if (found := ranks.get(site.name))
         }
-
-    def restore(self, found: Mapping[str, Mapping[str, Any]]) -> None:
-        """Continue from the activity of an interrupted epoch, as in a checkpoint."""
-        for site in self.sites:
-            if site.name in found:
-                sums, count = found[site.name]["sums"], found[site.name]["count"]
-                site.activity = Activity(sums.to(self.device, row_dtype(self.device)), count)
 
     def end_epoch(self, epoch: int, step: int, target: float) -> PruningReport:
         """Make new masks by the epoch's activity, the same on every rank, and report them: a collective.
@@ -262,3 +264,13 @@ class UnitSites:
     def masks(self) -> dict[str, Tensor]:
         """Which units stay, on the host, by the site."""
         return {site.name: site.kept for site in self.sites if site.kept is not None}
+
+
+def activity_sums(values: Tensor, dim: int) -> tuple[Tensor, int]:
+    """Return the sum of |value| of each unit, shape ``(n_units,)``, and the number of values per unit. No host sync."""
+    found = values.detach()
+    others = [other for other in range(found.dim()) if other != dim]
+    if found.dtype in (torch.float16, torch.bfloat16):
+        found = found.float()
+    sums = torch.linalg.vector_norm(found, ord=1, dim=others) if others else found.abs()
+    return sums, found.numel() // max(found.shape[dim], 1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from lightning_hooks.replay.blame import Blame, blame
 from lightning_hooks.replay.capsule import Capsule, check
@@ -19,23 +20,22 @@ _AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 _WHOLE = {"16-true": torch.float16, "bf16-true": torch.bfloat16, "64-true": torch.float64}
 
 
-def replay(capsule: Capsule, model: Any) -> tuple[list[str], int]:
+def replay(capsule: Capsule, model: Any, data: Any = None) -> tuple[list[str], int]:
     """Run the step of a capsule again.
 
     Args:
         capsule: The capsule.
         model: The model, or the model and the function that gives a batch's loss.
+        data: The data set, or a loader of it; for a capsule without its batch.
 
     Returns:
         The lines to print, and the exit code: 0, or 1 if the step does not reproduce.
 
     Raises:
-        ValueError: If the capsule has no batch, or does not fit the model.
+        ValueError: If the capsule does not fit the model or the data.
     """
     network, function = _network(capsule, model)
-    check(capsule.batch is not None, f"the capsule has no batch: {capsule.record.get('left_out')}.")
-    samples = capsule.record.get("samples", [])
-    plain = isinstance(samples, list) and all(type(sample) is int for sample in samples)
+    batch, rows = _batch(capsule, data)
     precision = str(capsule.record.get("loop", {}).get("precision", ""))
     if precision in _WHOLE:
         network = network.to(_WHOLE[precision])
@@ -51,8 +51,8 @@ def replay(capsule: Capsule, model: Any) -> tuple[list[str], int]:
         found = blame(
             network,
             lambda: StepRerun(network, step, torch.device("cpu"), lambda: _muted(network, capsule.record)),
-            capsule.batch,
-            BatchRows({"": samples}) if plain and samples else None,
+            batch,
+            rows,
             generators=capsule.generators,
             buffers=buffers,
             scale=scale,
@@ -94,6 +94,24 @@ def _network(capsule: Capsule, found: Any) -> tuple[Any, Callable[..., Any]]:
             for name, value in state.items():
                 own[name].data = value.clone() if own[name].dtype != value.dtype else own[name].data.copy_(value)
     return made.train(), function
+
+
+def _batch(capsule: Capsule, data: Any) -> tuple[Any, BatchRows | None]:
+    samples = capsule.record.get("samples", [])
+    plain = isinstance(samples, list) and all(type(sample) is int for sample in samples)
+    rows = BatchRows({"": samples}) if plain and samples else None
+    if capsule.batch is not None:
+        return capsule.batch, rows
+    check(data is not None, f"the capsule has no batch ({capsule.record.get('left_out')}); --data package.module:dataset makes it.")
+    check(rows is not None, f"the samples of the capsule are not indices of one data set: {str(samples)[:200]}.")
+    collate: Callable[[list[Any]], Any] = default_collate
+    if isinstance(data, DataLoader):
+        collate, data = data.collate_fn, data.dataset
+    check(hasattr(data, "__getitem__") and not isinstance(data, IterableDataset), "--data is no map-style data set.")
+    try:
+        return collate([data[sample] for sample in samples]), rows
+    except (IndexError, KeyError) as error:
+        raise ValueError(f"--data has no sample {error}: the capsule is of other data.") from None
 
 
 def _muted(model: nn.Module, record: Mapping[str, Any]) -> AbstractContextManager[None]:

@@ -64,7 +64,7 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A context around forward and backward."""
         with HookManager() as hooks:
             self._tracer.attach(self._sites, hooks)
-            self._tracer.begin(self._model, watch=False)
+            self._tracer.begin()
             try:
                 with self:
                     yield

@@ -181,10 +181,10 @@ def _settings(run: Run) -> dict[str, Any]:
             found[f"learning rate of {group}"] = low if low == high else f"{low} to {high}, last {last}"
     for record in run.monitors:
         for name, stats in record.rows("optimizers").items():
-            groups = [group for group in stats.get("groups") or () if isinstance(group, dict)]
-            for place, group in enumerate(groups):
+            groups = [given for given in stats.get("groups") or () if isinstance(given, dict)]
+            for place, given in enumerate(groups):
                 suffix = f"/pg{place + 1}" if len(groups) > 1 else ""
-                found |= {f"{key} of {name}{suffix}": group.get(key) for key in OF_OPTIMIZERS}
+                found |= {f"{key} of {name}{suffix}": given.get(key) for key in OF_OPTIMIZERS}
             found[f"clipping limit of {name}"] = stats.get("limit")
         if record.fields.get("batches"):
             found[f"batches of a {run.window}"] = record.fields["batches"]

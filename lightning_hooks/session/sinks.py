@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -76,7 +76,7 @@ class ReportTargets:
         ValueError: If it is no address, or its format is not known.
     """
 
-    def __init__(self, notify: Address | str | Mapping[str, str] | None = None, live: bool = False) -> None:
+    def __init__(self, notify: Address | str | None = None, live: bool = False) -> None:
         check_bools(live=live)
         self.notify, self.live = None if notify is None else Address(notify), live
 
@@ -94,7 +94,7 @@ class ReportTargets:
             return
         url = notify.url()
         if not url:
-            _warn(f"notify={notify.plain!r}: no address is known here, so that nothing is sent. Give {FORM}. Training goes on.")
+            _warn(f"notify={str(notify)!r}: no address is known here, so that nothing is sent. Give {FORM}. Training goes on.")
         elif not any(isinstance(other, Webhook) and other.address.url() == url for other in sinks):
             folder = next((member.folder for member in members if member.folder is not None), None)
             model = type(host.model).__name__

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import threading
-from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +17,7 @@ from http.client import HTTPException
 from time import monotonic
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from typing_extensions import override
@@ -47,7 +47,7 @@ class Message:
     step: int = 0
     cause: str = ""  # what was measured, and the likely cause
     remedy: tuple[str, ...] = ()  # what to try
-    more: int = 0  # alerts of this kind that were not sent, since one was less than a minute before
+    more: int = 0  # further alerts of this kind in the same window
 
     @property
     def text(self) -> str:
@@ -55,7 +55,7 @@ class Message:
         lines = [f"[{self.severity}] {self.headline}", f"{self.run}: epoch {self.epoch}, step {self.step}"]
         steps = [inside_a_sentence(step.removeprefix("Try ")) for step in self.remedy]  # the line's label says it
         lines += [self.cause] * bool(self.cause) + [f"try: {'; '.join(steps)}."] * bool(steps)
-        lines += [f"{self.more} more of this kind in the last minute"] * bool(self.more)
+        lines += [f"{self.more} more of this kind"] * bool(self.more)
         text = "\n".join(visible(" ".join(line.split())) for line in lines)
         return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
 
@@ -94,19 +94,6 @@ def _discord(message: Message) -> Body:
     return _json({"content": text[:2000], "allowed_mentions": {"parse": []}})
 
 
-def _teams(message: Message) -> Body:
-    lines = message.text.split("\n")
-    runs = [{"type": "TextRun", "text": line, "weight": "Default" if number else "Bolder"} for number, line in enumerate(lines)]
-    card = {
-        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
-        "type": "AdaptiveCard",
-        "version": "1.2",
-        "body": [{"type": "RichTextBlock", "inlines": [run]} for run in runs],  # of a text block markup would be read
-    }
-    attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}
-    return _json({"type": "message", "attachments": [attachment]})
-
-
 def _ntfy(message: Message) -> Body:
     title = visible(f"Training: {message.event} ({message.kind})").encode("ascii", "replace").decode()
     headers = {"Title": title, "Priority": PRIORITIES.get(message.severity, "default"), "Content-Type": "text/plain; charset=utf-8"}
@@ -114,54 +101,41 @@ def _ntfy(message: Message) -> Body:
 
 
 # By format, a message as a service takes it: the body of the request and its headers.
-WRITERS = {"slack": _slack, "discord": _discord, "teams": _teams, "ntfy": _ntfy, "json": _plain}
+WRITERS = {"slack": _slack, "discord": _discord, "ntfy": _ntfy, "json": _plain}
 VARIABLE = "LIGHTNING_HOOKS_NOTIFY"
-FORMATS = tuple(WRITERS)
 # Hosts, each with those below it, to the format of their messages; every other takes plain JSON.
 HOSTS = {
     "hooks.slack.com": "slack",
     "hooks.slack-gov.com": "slack",
     "discord.com": "discord",
     "discordapp.com": "discord",
-    "webhook.office.com": "teams",
-    "logic.azure.com": "teams",
-    "powerplatform.com": "teams",
     "ntfy.sh": "ntfy",
 }
 MASK = "…"
-FORM = "'env:NAME' with the name of a variable that holds it (recommended), an http(s) address, or {'url': …, 'format': …}"
+FORM = "'env:NAME' with the name of a variable that holds it (recommended), or an http(s) address"
 
 
 class Address:
     """An address that notifications are sent to, of which only the host is shown.
 
     Args:
-        notify: ``env:NAME`` for the value of an environment variable when training starts, an address, or a mapping with ``url``
-            (either of these) and ``format`` (``slack``, ``discord``, ``teams``, ``ntfy`` or ``json``; by host name otherwise).
+        notify: ``env:NAME`` for the value of an environment variable when training starts, or an address. The format of messages is
+            that of its host: Slack, Discord, ntfy, and plain JSON for any other.
 
     Raises:
-        TypeError: If it is none of these.
-        ValueError: If it is no address, or the format is not known.
+        TypeError: If it is no text.
+        ValueError: If it is no address.
     """
 
-    __slots__ = ("_format", "_url")
+    __slots__ = ("_url",)
 
-    def __init__(self, notify: Address | str | Mapping[str, str]) -> None:
-        if isinstance(notify, Address):
-            given: Mapping[str, Any] = {"url": notify._url, "format": notify._format}
-        else:
-            given = notify if isinstance(notify, Mapping) else {"url": notify}
-        if not {"url"} <= set(given) <= {"url", "format"}:
-            raise ValueError(f"notify must be {FORM}; got a mapping with {', '.join(sorted(map(str, given))) or 'nothing'}.")
-        url, form = given["url"], given.get("format")
+    def __init__(self, notify: Address | str) -> None:
+        url = notify._url if isinstance(notify, Address) else notify
         if not isinstance(url, str):
             raise TypeError(f"notify must be {FORM}; got a {type(url).__name__}.")
-        if form is not None and form not in FORMATS:
-            raise ValueError(f"the format of notify must be one of {', '.join(FORMATS)}; got {form!r}.")
         if not _is_valid(url):
             raise ValueError(f"notify must be {FORM}; got {masked(url)!r}, of which no more is shown.")
         self._url: str = url
-        self._format: str | None = form
 
     def url(self) -> str:
         """The address; empty where it is not known here: the variable is not set, or it was masked in a pickle or a saved file."""
@@ -171,26 +145,19 @@ class Address:
     @property
     def format(self) -> str:
         """The format of its messages."""
-        if self._format is not None:
-            return self._format
         host = (urlsplit(self.url()).hostname or "").lower()
         if host.startswith("ntfy."):
             return "ntfy"
         return next((str(form) for known, form in HOSTS.items() if host == known or host.endswith(f".{known}")), "json")
 
-    @property
-    def plain(self) -> Any:
-        """It as an argument, with the address masked."""
-        return masked(self._url) if self._format is None else {"url": masked(self._url), "format": self._format}
-
     def __repr__(self) -> str:
-        return f"Address({self.plain!r})"
+        return f"Address({str(self)!r})"
 
     def __str__(self) -> str:
         return masked(self._url)
 
-    def __reduce__(self) -> tuple[type[Address], tuple[Any]]:
-        return Address, (self.plain,)
+    def __reduce__(self) -> tuple[type[Address], tuple[str]]:
+        return Address, (str(self),)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Address:
         return self
@@ -223,12 +190,11 @@ def _is_valid(url: str) -> bool:
 with suppress(ImportError):  # what LightningCLI parses with: a configuration that it saves has the masked address
     from jsonargparse.typing import register_type
 
-    register_type(Address, serializer=lambda address: address.plain, deserializer=Address)
+    register_type(Address, serializer=str, deserializer=Address)
 
 
 SECONDS = 5.0  # after which a request is given up
 LAST_SECONDS = 2.0  # how long the end of training waits for what is not sent yet
-INTERVAL = 60.0  # seconds between two messages of one kind, at least
 
 
 class Webhook(Sink):
@@ -238,13 +204,10 @@ class Webhook(Sink):
         address: Where to.
         run: The run's name.
         warn: Called once, in the thread that training runs in, with what went wrong.
-        clock: Seconds that only grow.
     """
 
-    def __init__(self, address: Address, run: str, warn: Callable[[str], object], clock: Callable[[], float] = monotonic) -> None:
-        self.address, self._run, self._warn, self._clock = address, run, warn, clock
-        self._held: dict[str, int] = {}  # kind to how many alerts were not sent since the last message of it
-        self._sent: dict[str, float] = {}  # kind to when one was sent last
+    def __init__(self, address: Address, run: str, warn: Callable[[str], object]) -> None:
+        self.address, self._run, self._warn = address, run, warn
         self._threads: list[threading.Thread] = []  # of what was not sent when the last one began
         self._fault = ""
         self._warned = False
@@ -252,26 +215,17 @@ class Webhook(Sink):
     @override
     def alerts(self, notices: Sequence[Notice]) -> None:
         """Send new alerts, one message for each kind."""
-        kinds: dict[str, list[Alert]] = {}
-        for alert in (notice.alert for notice in notices if notice.over is None):
-            if alert.severity != "info":
-                kinds.setdefault(alert.kind, []).append(alert)
-        messages = []
-        for kind, found in kinds.items():
-            last = self._sent.get(kind)
-            if last is not None and self._clock() - last < INTERVAL:
-                self._held[kind] = self._held.get(kind, 0) + len(found)
-                continue
-            self._sent[kind] = self._clock()
-            more = self._held.pop(kind, 0) + len(found) - 1
-            messages.append(replace(of_alert(found[0], self._run), more=more))
+        new = [notice.alert for notice in notices if notice.over is None and notice.alert.severity != "info"]
+        kinds = Counter(alert.kind for alert in new)
+        first = {alert.kind: alert for alert in reversed(new)}
+        messages = [replace(of_alert(first[kind], self._run), more=number - 1) for kind, number in kinds.items()]
         self._send(messages)
         self._warn_of_fault()
 
     @override
     def end(self, end: Mapping[str, Any], headline: str) -> None:
         """Send the end of the run, and wait for all that is being sent, but not long."""
-        self._send([replace(of_end(end, headline, self._run), more=sum(self._held.values()))])
+        self._send([of_end(end, headline, self._run)])
         until = monotonic() + LAST_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, until - monotonic()))
@@ -316,13 +270,8 @@ def post(url: str, body: bytes, headers: Mapping[str, str], seconds: float = SEC
     parts = urlsplit(url)
     for secret in (part for part in (url, parts.path.strip("/"), parts.query) if len(part) > 8):
         body = body.replace(secret.encode(), MASK.encode())  # as an error's text in the message may hold it
-    own = {"User-Agent": "lightning_hooks"}
-    if parts.username is not None:
-        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        own["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
-        url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     try:
-        with build_opener(_NoRedirects).open(Request(url, body, {**own, **headers}), timeout=seconds):
+        with build_opener(_NoRedirects).open(Request(url, body, {"User-Agent": "lightning_hooks", **headers}), timeout=seconds):
             return ""
     except HTTPError as error:
         error.close()

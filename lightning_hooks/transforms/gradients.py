@@ -26,19 +26,15 @@ def clamp_gradient(gradient: Tensor, bound: float, loss_scale: Tensor | None = N
     """Return the gradient with each element clamped to ±``bound``.
 
     Args:
-        gradient: The gradient times ``loss_scale``, dense or sparse, any shape.
+        gradient: The gradient times ``loss_scale``, dense, any shape.
         bound: The bound for the unscaled gradient, above 0.
         loss_scale: The current loss scale, 0-d; None for none. With a scale, elements that are not finite are kept, so that the
             scaler skips the step.
     """
-
-    def clamp(values: Tensor) -> Tensor:
-        if loss_scale is None:
-            return values.clamp(-bound, bound)
-        limit = (bound * loss_scale).to(values.device, values.dtype)
-        return torch.where(torch.isfinite(values), values.clamp(-limit, limit), values)
-
-    return _on_values(gradient, clamp)
+    if loss_scale is None:
+        return gradient.clamp(-bound, bound)
+    limit = (bound * loss_scale).to(gradient.device, gradient.dtype)
+    return torch.where(torch.isfinite(gradient), gradient.clamp(-limit, limit), gradient)
 
 
 def noisy_gradient(gradient: Tensor, std: float, key: str, loss_scale: Tensor | None = None) -> Tensor:
@@ -47,22 +43,18 @@ def noisy_gradient(gradient: Tensor, std: float, key: str, loss_scale: Tensor | 
     The noise is a function of ``key``: there is no state, and the global generators are not used.
 
     Args:
-        gradient: The gradient times ``loss_scale``, dense or sparse (then noise is added to the stored values), any shape.
+        gradient: The gradient times ``loss_scale``, dense, any shape.
         std: Standard deviation for the unscaled gradient, at least 0.
         key: The seed, as text; the same key gives the same noise on devices of the same type.
         loss_scale: The current loss scale, 0-d; None for none.
     """
-
-    def add(values: Tensor) -> Tensor:
-        generator = torch.Generator(values.device)
-        generator.manual_seed(int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little", signed=True))
-        wide = values.dtype if values.dtype in (torch.float32, torch.float64) else torch.float32
-        noise = torch.randn(values.shape, generator=generator, device=values.device, dtype=wide) * std
-        if loss_scale is not None:
-            noise = noise * loss_scale.to(values.device, wide)
-        return values + noise.to(values.dtype)
-
-    return _on_values(gradient, add)
+    generator = torch.Generator(gradient.device)
+    generator.manual_seed(int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little", signed=True))
+    wide = gradient.dtype if gradient.dtype in (torch.float32, torch.float64) else torch.float32
+    noise = torch.randn(gradient.shape, generator=generator, device=gradient.device, dtype=wide) * std
+    if loss_scale is not None:
+        noise = noise * loss_scale.to(gradient.device, wide)
+    return gradient + noise.to(gradient.dtype)
 
 
 def apply_function(
@@ -222,12 +214,3 @@ class HookOutput(Listener):
             tensor = tensor.clone()
         tensor.register_hook(self.change)  # type: ignore[no-untyped-call]
         return tensor
-
-
-def _on_values(gradient: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply a function to a gradient, or to the stored values of a sparse one."""
-    if gradient.layout != torch.sparse_coo:
-        return function(gradient)
-    gradient = gradient.coalesce()
-    values = function(gradient.values())
-    return torch.sparse_coo_tensor(gradient.indices(), values, gradient.shape, is_coalesced=True, check_invariants=False)

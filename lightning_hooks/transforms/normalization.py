@@ -1,17 +1,14 @@
-"""Normalisation of the inputs of modules by channel, with given or learned statistics, and the hooks that do it."""
+"""Normalisation of the inputs of modules by channel, with given or learned statistics, and the hook that does it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lightning_hooks.extraction.batches import to_host
-from lightning_hooks.extraction.extracted import gather_by_name
 from lightning_hooks.hooks import Gate, Listener
 from lightning_hooks.statistics.columns import row_dtype
 from lightning_hooks.statistics.reduction import pool
@@ -73,8 +70,7 @@ class Normalization:
     def __init__(self, site: str, dim: int | None = 1, mean: Tensor | None = None, std: Tensor | None = None) -> None:
         self.site, self.dim = site, dim
         self.given = self.frozen = mean is not None
-        self.moments: Tensor | None = None  # (3, channels), of this process
-        self.earlier: Tensor | None = None  # of a checkpoint
+        self.moments: Tensor | None = None  # (3, channels)
         self._use(mean, std)
 
     def _use(self, mean: Tensor | None, std: Tensor | None) -> None:
@@ -88,23 +84,14 @@ class Normalization:
             return
         self._check(x)
         found = channel_moments(x.detach(), self.dim)
-        self.moments = found if self.moments is None else merge_moments([self.moments, found])
-        everything = self.everything
-        assert everything is not None  # as learned just now
-        self._use(*mean_and_std(everything))
-
-    @property
-    def everything(self) -> Tensor | None:
-        """The learned moments, those of an earlier run included, ``(3, channels)``; None before the first tensor."""
-        parts = [part for part in (self.moments, self.earlier) if part is not None]  # on the device of the first
-        return merge_moments(parts) if parts else None
+        self.moments = found if self.moments is None else merge_moments([self.moments.to(found.device), found])
+        self._use(*mean_and_std(self.moments))
 
     def freeze(self, moments: Tensor | None = None) -> None:
         """Stop learning, and normalise with these moments, ``(3, channels)``, or with those learned here."""
-        moments = self.everything if moments is None else moments
-        if moments is not None and not self.given:
-            self._use(*mean_and_std(moments))
-            self.earlier, self.moments = moments, None
+        self.moments = self.moments if moments is None else moments
+        if self.moments is not None and not self.given:
+            self._use(*mean_and_std(self.moments))
         self.frozen = True
 
     def normalize(self, x: Tensor) -> Tensor:
@@ -151,16 +138,14 @@ class Normalization:
 
     def state(self, moments: Tensor | None = None) -> dict[str, Any]:
         """Return the state as tensors on the host, for a checkpoint; ``moments`` replace those learned here."""
-        mean, std = (self.mean, self.std) if moments is None else mean_and_std(moments)
-        numbers = {"mean": mean, "std": std, "moments": self.everything if moments is None else moments}
-        return {"frozen": self.frozen} | {name: value.to("cpu", copy=True) for name, value in numbers.items() if value is not None}
+        moments = self.moments if moments is None else moments
+        return {"frozen": self.frozen} | ({} if moments is None else {"moments": moments.to("cpu", copy=True)})
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore a :meth:`state`; a given mean and standard deviation stay."""
         if not self.given:
-            self._use(state.get("mean"), state.get("std"))
-            self.earlier, self.moments = state.get("moments"), None
-            self.frozen = state["frozen"]
+            self.moments, self.frozen = state.get("moments"), state["frozen"]
+            self._use(*((None, None) if self.moments is None else mean_and_std(self.moments)))
 
 
 def given_numbers(mean: object, std: object) -> tuple[Tensor, Tensor] | None:
@@ -204,63 +189,6 @@ def _narrow(changed: Tensor, x: Tensor) -> Tensor:
 
 def _wide(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
-
-
-class NormalizedInputs:
-    """The normalised inputs of several modules.
-
-    Args:
-        mean: A number or one per channel; None to learn.
-        std: A number or one per channel, above 0; None to learn.
-        dim: The dimension of the channels; None for one mean and one standard deviation over all values.
-
-    Attributes:
-        given: The mean and the standard deviation, ``(channels,)``; None where they are learned.
-        of: The normalisation of each module's input, by the module's name.
-
-    Raises:
-        TypeError: As :func:`given_numbers`.
-        ValueError: Also if there are several means without a dimension.
-    """
-
-    def __init__(self, mean: object, std: object, dim: int | None) -> None:
-        self.given, self._dim = given_numbers(mean, std), dim
-        if self.given is not None and dim is None and self.given[0].numel() > 1:
-            raise ValueError(f"dim=None takes one mean and one std over all values; got {self.given[0].numel()} of each.")
-        self.of: dict[str, Normalization] = {}
-
-    def add(self, module: str) -> Normalization:
-        """The normalisation of a module's input, a new one at first."""
-        return self.of.setdefault(module, Normalization(module, self._dim, *(self.given or ())))
-
-    def named(self, module: str | None) -> Normalization:
-        """The normalisation of a module that a user names; None for the only one."""
-        if module is None and len(self.of) == 1:
-            return next(iter(self.of.values()))
-        if module is None and not self.of and self.given:
-            return Normalization("x", self._dim, *self.given)
-        if module is None or module not in self.of:
-            known = ", ".join(self.of) or "none yet: fit, load a checkpoint, or apply_to() a model first"
-            raise ValueError(f"module must name one whose input is normalised ({known}); got {module!r}.")
-        return self.of[module]
-
-    @property
-    def frozen(self) -> bool:
-        """Whether the statistics are final."""
-        return self.given is not None or (bool(self.of) and all(site.frozen for site in self.of.values()))
-
-    def freeze(self, moments: Mapping[str, Tensor | None] | None = None) -> None:
-        """Stop learning, and normalise with these moments, or with those learned here."""
-        for name, site in self.of.items():
-            site.freeze(None if moments is None else moments[name])
-
-    def merged(self, rank_zero: bool) -> dict[str, Tensor | None]:
-        """Return the moments of all ranks by module, ``(3, channels)`` each. A collective: every rank must call it."""
-        # Moments of a checkpoint are those of all ranks: only one rank adds them.
-        own = {name: site.everything if rank_zero else site.moments for name, site in self.of.items()}
-        ranks = gather_by_name(to_host({name: known for name, known in own.items() if known is not None}))
-        merged = {name: merge_moments(found) if len(found) > 1 else found[0] for name, found in ranks.items()}
-        return {name: merged.get(name) for name in own}  # a module may run on some ranks only
 
 
 class NormalizeInput(Listener):
@@ -316,17 +244,3 @@ class NormalizeInput(Listener):
             f"{self.site.site!r} was called without a floating-point tensor to normalise; got ({came}). Name the parameter of its "
             "forward with argument=; integers, such as images in uint8, are normalised only if named."
         )
-
-
-@dataclass(eq=False)
-class InvertOutput(Listener):
-    """Forward hook of the module ``name``: maps its output back to the units of the input."""
-
-    site: Normalization
-    name: str
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor:
-        """Return the output in the units of the input."""
-        if not isinstance(output, Tensor):
-            raise TypeError(f"inverse_modules: the output of {self.name!r} must be a tensor; got {type(output).__name__}.")
-        return self.site.inverse(output)

@@ -258,7 +258,7 @@ def test_compiled_models() -> None:
 def test_the_factor_is_logged_each_epoch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ours = [
         GradientTransform(transform="scale", factor={1: 0.5}, parameters="net.0.*"),
-        GradientTransform(transform="scale", factor=2.0, parameters="net.2.*"),
+        GradientTransform(transform="scale", factor=2.0, parameters="net.2.*", name="double"),
         GradientTransform(transform="zero", parameters="net.4.*", name="head"),
     ]
     with caplog.at_level("INFO"):
@@ -266,7 +266,7 @@ def test_the_factor_is_logged_each_epoch(tmp_path: Path, caplog: pytest.LogCaptu
         fit.fit(Classifier(mlp()), loader())
     assert "GradientTransform alters training: scale of the gradients of parameters 'net.0.*'." in caplog.text
     assert fit.callback_metrics["gradient_transform/scale/factor"] == 0.5
-    assert fit.callback_metrics["gradient_transform/scale-1/factor"] == 2.0
+    assert fit.callback_metrics["gradient_transform/double/factor"] == 2.0
     assert torch.isnan(fit.callback_metrics["gradient_transform/head/factor"])
     header, *rows = next(tmp_path.rglob("metrics.csv")).read_text().splitlines()
     column = header.split(",").index("gradient_transform/scale/factor")

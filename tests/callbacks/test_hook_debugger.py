@@ -32,7 +32,8 @@ def test_the_chosen_steps_are_traced_and_printed(capsys: pytest.CaptureFixture[s
     names = ["net.stem", "net.bn", "net.act", "net.conv", "net.act2", "net.drop", "net.head"]
     assert debugger.trace.forward_order == ["net", *names]
     assert debugger.trace.backward_order == ["net.head", "net", *names[-2::-1]]
-    assert debugger.trace.never_called == debugger.trace.no_gradient == {}
+    assert debugger.trace.never_called == {}
+    assert debugger.trace.no_gradient == []
     out = capsys.readouterr().out
     assert out.count("Step 1 (epoch 0, batch 1): 8 calls, 8 gradients (on the CPU if no device is shown).") == 1
     assert "net.stem  Conv2d       float32[8, 1, 6, 6] -> float32[8, 4, 6, 6]" in out
@@ -53,10 +54,10 @@ def test_silence_in_a_training_step_is_explained() -> None:
     trainer([debugger]).fit(Odd(), loader())
     why = debugger.trace.never_called
     assert set(why) == {"net", "used", "unused"}
-    assert "its forward was called directly at test_hook_debugger.py:" in why["net"]
-    assert "its weight was used directly at test_hook_debugger.py:" in why["used"]
+    assert "it was called as module.forward(x)" in why["net"]
+    assert "its weight was used directly" in why["used"]
     assert why["unused"].startswith("never called in this step")
-    assert debugger.trace.no_gradient["frozen"].startswith("it is frozen")
+    assert debugger.trace.no_gradient == ["frozen"]
 
 
 class Manual(Classifier):
@@ -99,7 +100,7 @@ def test_a_break_ends_the_fit_and_names_the_site() -> None:
 
     model = Poisoned(mlp())
     debugger = HookDebugger(steps=3, break_when="nonfinite", on_break="raise", show=False)
-    with pytest.raises(HookBreakError, match=r"break_when=nonfinite at 'net.2' \(Linear\) in forward: output float32\[8, 16\]"):
+    with pytest.raises(HookBreakError, match=r"break_when=nonfinite at 'net.2' \(Linear\): output float32\[8, 16\]"):
         trainer([debugger]).fit(model, loader(), loader())
     assert debugger.trace.raised_in == "net.2"
     assert not any(hook_counts(model).values())
@@ -148,7 +149,6 @@ BAD = [
     ({"steps": 1.0}, TypeError, "got 1.0"),
     ({"steps": [-1]}, ValueError, "steps must be at least 0; got -1"),
     ({"break_when": "nan"}, ValueError, "break_when must be a function of a Call, or 'nonfinite'; got 'nan'"),
-    ({"break_in": "loss"}, ValueError, "break_in must be one of forward, backward, both; got 'loss'"),
     ({"on_break": "stop"}, ValueError, "on_break must be one of debugger, raise; got 'stop'"),
     ({"statistics": 1}, TypeError, "statistics must be True or False; got 1"),
     ({"modules": 3}, TypeError, "modules must be a glob pattern"),

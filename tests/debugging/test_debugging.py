@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 import sys
 from collections import namedtuple
@@ -14,21 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 from lightning_hooks import HookDebugger
-from lightning_hooks.debugging.reasons import Evidence, why_no_call, why_no_gradient
+from lightning_hooks.debugging.reasons import why_no_call
 from lightning_hooks.debugging.trace import Breakpoint, Call, HookBreakError, describe
 from tests.support.models import ResidualCNN, TinyLSTM, TinyTransformer, hook_counts
-
-
-@pytest.fixture(autouse=True)
-def _no_mode_stays() -> Any:
-    assert _get_current_dispatch_mode() is None
-    yield
-    assert _get_current_dispatch_mode() is None
-
 
 Pair = namedtuple("Pair", "first second")
 
@@ -83,8 +73,8 @@ class Puzzle(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         x = self.inplace(self.linear(self.frozen(x)))
-        x = self.relu.forward(self.direct.forward(x))  # direct
-        x = nn.functional.linear(x, self.used.weight, self.used.bias)  # used
+        x = self.relu.forward(self.direct.forward(x))
+        x = nn.functional.linear(x, self.used.weight, self.used.bias)
         x = self.attention(x, x, need_weights=False, value=x)[0]
         x = self.layers[0](x)
         with torch.no_grad():
@@ -118,33 +108,19 @@ class Parameter(nn.Module):
         return self.value
 
 
-def line_of(text: str) -> str:
-    lines, start = inspect.getsourcelines(Puzzle)
-    (place,) = [start + number for number, line in enumerate(lines) if line.rstrip().endswith(text)]
-    return f"test_debugging.py:{place}"
-
-
 NEVER_CALLED = {
-    "direct": f"its forward was called directly at {line_of('# direct')}",
-    "relu": f"its forward was called directly at {line_of('# direct')}",
-    "used": f"its weight was used directly at {line_of('# used')}",
+    "direct": "not called, though its parameters have gradients",
+    "relu": "or module.forward(x), instead of it",
+    "used": "not called, though its parameters have gradients",
     "attention.out_proj": "a part of nn.MultiheadAttention 'attention', which uses its weight in one fused function",
-    "block": "never called in this step: a branch not taken, or an unused layer.",
+    "block": "never called in this step: a branch not taken, an unused layer",
     "block.0": "not called, and neither was 'block' around it.",
     "block.1": "not called, and neither was 'block' around it.",
     "layers.1": "never called in this step",
     "left_over": "never called in this step",
-    "functional": "a function such as F.relu instead of it",
+    "functional": "a function such as F.relu",
 }
-NO_GRADIENT = {
-    "frozen": "it is frozen, and so are the layers before it",
-    "linear": "or, being a view (as of nn.Linear with a bias on three dimensions), it was changed in place",
-    "without": "it was called without autograd",
-    "aside": "or, being a view (as of nn.Linear with a bias on three dimensions), it was changed in place",
-    "detaches": "its output does not require a gradient although its parameters do",
-    "indices": "its output holds no floating-point tensor",
-    "parameter": "its output is a parameter: see the gradient of that parameter",
-}
+NO_GRADIENT = {"frozen", "without", "aside", "detaches", "indices", "parameter"}
 
 
 @pytest.mark.parametrize("precision", ["float32", "autocast"])
@@ -160,15 +136,7 @@ def test_every_silence_is_explained(precision: str) -> None:
     assert set(trace.never_called) == set(NEVER_CALLED)
     for site, reason in NEVER_CALLED.items():
         assert reason in trace.never_called[site], site
-    expected = dict(NO_GRADIENT)
-    if precision == "autocast":  # there the weight is copied and the output no view
-        expected.pop("linear", None)
-    assert (
-        expected.items()
-        <= {
-            site: next((r for r in NO_GRADIENT.values() if r in reason), reason) for site, reason in trace.no_gradient.items()
-        }.items()
-    )
+    assert set(trace.no_gradient) - {"linear"} == NO_GRADIENT  # the output of "linear" is a view, except under autocast
     text = str(trace)
     assert "  block.0, block.1: not called, and neither was 'block' around it." in text
     assert not any(hook_counts(net).values())
@@ -191,7 +159,8 @@ def test_the_trace_has_order_nesting_and_shapes() -> None:
     assert lines[2] == "  0  0      Linear      float32[5, 4] -> float32[5, 8]"
     assert lines[4] == "  2    1.0  ReLU        float32[5, 8] -> float32[5, 8]"
     assert lines[8].split() == ["5", "2", "LSTM", "gradient", "float32[5,", "3]"]
-    assert trace.never_called == trace.no_gradient == {}
+    assert trace.never_called == {}
+    assert trace.no_gradient == []
     assert pickle.loads(pickle.dumps(trace)) == trace
 
 
@@ -207,40 +176,7 @@ def test_keywords_and_statistics() -> None:
         "0  0  Takes  float32[2] (min 1, max 3, mean 2, std 1), scale=2.0 -> ['y'] float32[2] (min 2, max 6, mean 4, std 2)"
         in str(debugger.trace)
     )
-    assert debugger.trace.no_gradient == {}  # there was no backward pass
-
-
-class Cut(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen, self.before, self.after = nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2), nn.Linear(2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.after(self.before(self.frozen(x)).detach())
-
-
-@pytest.mark.parametrize(("site", "reason"), [("frozen", "it is frozen"), ("before", "its output does not reach the loss")])
-def test_one_site_alone_is_explained_though_nothing_comes_back_to_it(site: str, reason: str) -> None:
-    net = Cut()
-    with HookDebugger(show=False, modules=site).watch(net) as debugger:
-        net(torch.zeros(1, 2)).sum().backward()
-    assert debugger.trace.no_gradient[site].startswith(reason)
-    with HookDebugger(show=False, modules=site).watch(net) as debugger:
-        net(torch.zeros(1, 2))
-    assert debugger.trace.no_gradient == {}
-
-
-def test_weights_are_watched_after_a_first_backward_and_updates_are_no_use_of_them() -> None:
-    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
-    optimizer = torch.optim.AdamW(net.parameters())
-    with HookDebugger(show=False).watch(net) as debugger:
-        net[0](torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-        net[1].forward(torch.ones(1, 2)).sum().backward()
-        for _ in range(2):
-            optimizer.step()
-    assert "its forward was called directly at test_debugging.py:" in debugger.trace.never_called["1"]
-    assert debugger.trace.never_called["2"].startswith("never called in this step")
+    assert debugger.trace.no_gradient == []  # there was no backward pass
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -302,7 +238,7 @@ def test_nothing_is_altered(build: Any, shape: tuple[int, ...]) -> None:
     plain.sum().backward()
     after = torch.get_rng_state()
     torch.manual_seed(1)
-    with HookDebugger(show=False, statistics=True, break_when=lambda call: False, break_in="both").watch(other) as debugger:
+    with HookDebugger(show=False, statistics=True, break_when=lambda call: False).watch(other) as debugger:
         watched = other(x)
         watched.sum().backward()
     assert torch.equal(torch.get_rng_state(), after)
@@ -329,31 +265,14 @@ def test_break_raises_and_names_the_site() -> None:
     net = nan_at(2)
     torch.manual_seed(0)
     with (
-        pytest.raises(
-            HookBreakError, match=r"break_when=nonfinite at '2' \(Log\) in forward: output float32\[8, 4\].*non-finite"
-        ) as raised,
+        pytest.raises(HookBreakError, match=r"break_when=nonfinite at '2' \(Log\): output float32\[8, 4\].*non-finite") as raised,
         HookDebugger(show=False, break_when="nonfinite", on_break="raise").watch(net) as debugger,
     ):
         net(torch.randn(8, 4))
-    assert (raised.value.site, raised.value.phase) == ("2", "forward")
+    assert raised.value.site == "2"
     assert debugger.trace.raised_in == "2"
     assert pickle.loads(pickle.dumps(raised.value)).site == "2"
     assert not any(hook_counts(net).values())
-
-
-def test_break_in_backward() -> None:
-    class Root(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return (x * 0).sqrt()  # its gradient is infinite
-
-    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Root())
-    for break_in in ("backward", "both"):
-        with (
-            pytest.raises(HookBreakError, match="at '1' in backward: gradient at the output float32") as raised,
-            HookDebugger(show=False, break_when="nonfinite", break_in=break_in, on_break="raise").watch(net),
-        ):
-            net(torch.randn(8, 4)).sum().backward()
-        assert raised.value.phase == "backward"
 
 
 def test_break_opens_the_debugger_with_the_call_at_hand(
@@ -375,28 +294,25 @@ def test_break_opens_the_debugger_with_the_call_at_hand(
     with HookDebugger(show=False, break_when=too_large).watch(net):
         net(torch.zeros(1, 2))
         net(big)
-    assert [(call.site, call.phase, type(call.module)) for call in seen] == [("0", "forward", nn.Linear), ("1", "forward", nn.ReLU)]
+    assert [(call.site, type(call.module)) for call in seen] == [("0", nn.Linear), ("1", nn.ReLU)]
     assert seen[0].args[0] is big
-    assert seen[0].tensors[0].max() > 1000
-    assert "break_when=too_large at '0' (Linear) in forward: output float32[1, 2] (min" in capsys.readouterr().out
+    assert seen[0].output.max() > 1000
+    assert "break_when=too_large at '0' (Linear): output float32[1, 2] (min" in capsys.readouterr().out
 
 
 def test_a_predicate_that_raises_warns_once() -> None:
     faults: list[tuple[str, str]] = []
     stop = Breakpoint(lambda call: call.nothing, "raise", lambda site, error: faults.append((site, type(error).__name__)))
     for site in "ab":
-        stop.check(Call(site, "forward"))
+        stop.check(site, nn.ReLU(), (), {}, torch.ones(1))
     assert faults == [("a", "AttributeError")]
 
 
 def test_what_cannot_be_provoked_here_is_explained_too() -> None:
-    assert why_no_call(compiled="'net'").startswith("'net' was compiled before the hooks were")
-    assert why_no_call(compiled="the model").startswith("the model was compiled before")
-    assert "though its parameters have gradients" in why_no_call(updated=True)
-    gone = why_no_gradient(Evidence(floats=True, differentiable=True, grad_enabled=True, view=True))
-    assert "or, being a view (as of nn.Linear with a bias on three dimensions), it was changed in place" in gone
-    data = why_no_gradient(Evidence(floats=True, grad_enabled=True))
-    assert data.startswith("none of its inputs requires a gradient")
+    modules = {"net": nn.Sequential(nn.ReLU()), "net.0": nn.ReLU()}
+    assert why_no_call("net.0", modules, [], modules, ["net"]).startswith("'net' was compiled before the hooks were")
+    assert why_no_call("net.0", modules, [], modules, [""]).startswith("the model was compiled before")
+    assert why_no_call("net.0", modules, [], modules, [], "TypeError").startswith("the debugger's own hook there failed: TypeError")
 
 
 def test_hooks_on_the_parts_of_a_layer_keep_it_from_the_fast_path() -> None:

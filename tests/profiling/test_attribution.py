@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_hooks.profiling import ProfileReport, ProfileSession
+from lightning_hooks.profiling import ProfileReport
 from tests.support.ledger import LEDGER, Leaf, Site, Work, assert_agrees, name_sites, sites
+from tests.support.profiled import ProfiledSteps
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +56,7 @@ class Chain(Site):
 def profile(model: nn.Module, script: Callable[[Any, Tensor], Any] | None = None, loss: Any = None, **kwargs: Any) -> ProfileReport:
     if script is not None:
         model.script = script  # type: ignore[assignment]
-    with ProfileSession(model, modules=sites, warmup_steps=0) as session, session.step():
+    with ProfiledSteps(model, modules=sites) as session, session.step():
         output = model(torch.ones(3))
         total = (loss or torch.Tensor.sum)(output)
         LEDGER.backward = True
@@ -194,7 +195,7 @@ def test_a_backward_that_raises_leaves_nothing_behind() -> None:
     def fail(gradient: Tensor) -> None:
         raise ZeroDivisionError
 
-    with ProfileSession(model, modules=sites, warmup_steps=0) as session:
+    with ProfiledSteps(model, modules=sites) as session:
         with pytest.raises(ZeroDivisionError), session.step():
             hidden = model.a(torch.ones(3))
             hidden.register_hook(fail)

@@ -1,13 +1,11 @@
 """``python -m lightning_hooks``, and the files it writes."""
 
-import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from lightning_hooks.__main__ import main
 from lightning_hooks.__main__ import main as entry
@@ -55,36 +53,22 @@ def test_report_fails_on_a_problem_at_the_end(made, fail_on, code, make_run, cap
     assert main(["report", str(folder), "--json", *more]) == code
 
 
-def test_check_prints_what_is_wrong(tmp_path, capsys):
-    torch.save({"fc.weight": torch.tensor([[1.0, math.nan]]), "\x1b[31mred": torch.ones(2)}, tmp_path / "last.ckpt")
-    assert main(["check", str(tmp_path / "last.ckpt")]) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "last.ckpt: 2 tensors with 4 numbers, 0 optimizers.",
-        "[critical] fc.weight: 1 of its 2 numbers is NaN, the first at [0, 1].",
-    ]
-    torch.save({"fc.weight": torch.tensor([[1.0, 2.0]])}, tmp_path / "last.ckpt")
-    assert main(["check", str(tmp_path / "last.ckpt")]) == 0
-    assert main(["check", str(tmp_path / "none.ckpt")]) == 2
-    assert capsys.readouterr().err == f"error: there is no file {tmp_path / 'none.ckpt'}; name a checkpoint, such as last.ckpt.\n"
-
-
-def test_what_cannot_be_read_is_an_error(tmp_path, capsys):
+def test_what_cannot_be_read_is_an_error(tmp_path, make_run, capsys):
     assert main(["report", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("error: no lightning_hooks/reports.jsonl in ")
     with pytest.raises(SystemExit):
         main([])
 
 
-@pytest.mark.parametrize("command", ["report", "check", "replay"])
+@pytest.mark.parametrize("command", ["report", "replay"])
 def test_a_pipe_in_place_of_a_file_is_an_error(command, tmp_path, capsys):
-    name = {"report": "lightning_hooks/reports.jsonl", "check": "last.ckpt", "replay": "tensors.pt"}[command]
+    name = {"report": "lightning_hooks/reports.jsonl", "replay": "tensors.pt"}[command]
     (tmp_path / "lightning_hooks").mkdir()
     (tmp_path / "capsule.json").write_text('{"format": "lightning_hooks capsule", "version": 4}')
     os.mkfifo(tmp_path / name)
-    path = tmp_path / name if command == "check" else tmp_path
-    assert entry([command, str(path), *["--model", "m:f"] * (command == "replay")]) == 2
+    assert entry([command, str(tmp_path), *["--model", "m:f"] * (command == "replay")]) == 2
     assert capsys.readouterr().err.startswith(
-        f"error: no {name} in {path}. " if command == "report" else f"error: there is no file {tmp_path / name}"
+        f"error: no {name} in {tmp_path}. " if command == "report" else f"error: there is no file {tmp_path / name}"
     )
 
 

@@ -71,13 +71,9 @@ def test_sparse_gradients_stay_sparse() -> None:
     for changed, expected in (
         (CHANGES["scale"](sparse(values), 0.5, "", None), dense * 0.5),
         (CHANGES["zero"](sparse(values), 0.0, "", None), dense * 0),
-        (clamp_gradient(sparse(values), 2.0), dense.clamp(-2, 2)),
-        (noisy_gradient(sparse(values), 0.0, "k"), dense),
     ):
         assert changed.layout == torch.sparse_coo
         assert torch.equal(changed.to_dense(), expected)
-    noisy = noisy_gradient(sparse(values), 1.0, "k").to_dense()
-    assert torch.equal(noisy[2:], torch.zeros(2, 2))  # rows that were not touched
 
 
 def test_noise_is_a_function_of_its_key_alone() -> None:

@@ -44,7 +44,7 @@ def test_learned_numbers_are_those_of_all_the_data(shape: tuple[int, ...], dim: 
         mean, std = reference([batch.double().numpy() for batch in batches], dim)
         np.testing.assert_allclose(site.mean, mean, rtol=1e-7)
         np.testing.assert_allclose(site.std, std, rtol=2e-6)
-        assert site.everything[0].tolist() == [sum(batch.numel() for batch in batches) / mean.size] * mean.size
+        assert site.moments[0].tolist() == [sum(batch.numel() for batch in batches) / mean.size] * mean.size
 
 
 @settings(max_examples=50, deadline=None)

@@ -10,14 +10,13 @@ from typing import ClassVar
 import numpy as np
 from typing_extensions import override
 
+import lightning_hooks.plots.canvas as canvas
 from lightning_hooks.clipping.stats import ClipStats
 from lightning_hooks.clipping.watch import StepEvents
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import STEP
 from lightning_hooks.declare.window import Moment, Report
-from lightning_hooks.plots.canvas import Figure
-from lightning_hooks.plots.curves import Curves, curve_figure
-from lightning_hooks.plots.series import as_reports
+from lightning_hooks.plots.series import as_reports, beginnings
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -45,7 +44,17 @@ class ClipReport(Report):
         return STEP, math.inf if alert.site in self.events else None, 1
 
 
-def clip_history(reports: ClipReport | Sequence[ClipReport]) -> Figure:
+NORMS = ("norm_before", "norm_before_max", "norm_after", "norm_after_max")
+# What happened to a step, to its statistic, and the colour and hatching of its bar.
+OUTCOMES = (
+    ("clipped", "clipped_steps", canvas.SKY, ""),
+    ("skipped", "skipped_steps", canvas.PURPLE, "///"),
+    ("non-finite", "nonfinite_steps", canvas.VERMILLION, "xxx"),
+)
+
+
+@canvas.style()
+def clip_history(reports: ClipReport | Sequence[ClipReport]) -> canvas.Figure:
     """Draw the total gradient norm before and after clipping over the epochs, and the share of steps that were clipped.
 
     Lines are means over an epoch's steps, bands reach to its largest step. Each optimizer has a column of its own.
@@ -59,25 +68,54 @@ def clip_history(reports: ClipReport | Sequence[ClipReport]) -> Figure:
         ValueError: If there is none.
     """
     ordered = as_reports(reports, ClipReport, "GradientClipMonitor")
-    names = dict.fromkeys(name for report in ordered for name in report.optimizers)
-    panels = [_curves(name, [report.optimizers.get(name) for report in ordered]) for name in names]
-    return curve_figure(
-        "Gradient clipping", ordered, panels, axis="total gradient norm (L2)", unmeasured="no finite norm", whole="steps",
-        missing="There was no optimizer.",
-    )  # fmt: skip
+    names = list(dict.fromkeys(name for report in ordered for name in report.optimizers))
+    if not names:
+        return canvas.nothing("Gradient clipping", "There was no optimizer.")
+    wide = canvas.within(3.4 + 0.12 * len(ordered), 5.6, 11.0)
+    figure = canvas.sheet(wide if len(names) == 1 else min(wide, 5.0) * len(names), 5.6)
+    grid = figure.subplots(2, len(names), sharex="col", sharey="row", height_ratios=[3, 1.3], squeeze=False)
+    drawn = [_draw(name, ordered, above, below) for name, above, below in zip(names, *grid, strict=True)]
+    canvas.decades(grid[0, 0], np.concatenate(drawn))
+    grid[0, 0].set_ylabel("total gradient norm (L2)")
+    grid[1, 0].set_ylabel("share of steps")
+    found = [axes.get_legend_handles_labels() for axes in grid.flat]
+    handles = {label: handle for of_axes in found for handle, label in zip(*of_axes, strict=True)}
+    alerts = [alert for report in ordered for alert in report.alerts if alert.site in names]
+    canvas.legend(figure, [*handles.values(), *canvas.alert_handles(alerts)])
+    return figure
 
 
-def _curves(optimizer: str, rows: Sequence[ClipStats | None]) -> Curves:
-    def numbers(stat: str) -> np.ndarray:
-        return np.array([np.nan if row is None else getattr(row, stat) for row in rows], dtype=float)
-
-    steps, clipped, skipped = (numbers(stat) for stat in ("steps", "clipped_steps", "skipped_steps"))
-    attempted, taken = np.maximum(np.nan_to_num(steps + skipped), 1), int(np.nansum(steps))
-    happened = {"clipped": clipped, "skipped": skipped, "non-finite": numbers("nonfinite_steps")}
-    return Curves(
-        optimizer,
-        f"{np.nansum(clipped) / taken:.0%} of {taken} steps clipped" if taken else "no step was taken",
-        {f"{when} clipping": (numbers(f"norm_{when}"), numbers(f"norm_{when}_max")) for when in ("before", "after")},
-        numbers("limit"),
-        {what: np.nan_to_num(counts) / attempted for what, counts in happened.items()},
-    )
+def _draw(optimizer: str, reports: Sequence[ClipReport], above: canvas.Axes, below: canvas.Axes) -> np.ndarray:
+    """Draw one optimizer's norms and shares, and return the norms."""
+    rows, x = [report.optimizers.get(optimizer) for report in reports], np.arange(len(reports))
+    numbers = {
+        stat: np.array([np.nan if row is None else getattr(row, stat) for row in rows], dtype=float)
+        for stat in (*NORMS, *("steps", "limit"), *(stat for _, stat, *_ in OUTCOMES))
+    }
+    for when, color, marker in (("before", canvas.BLUE, "o"), ("after", canvas.ORANGE, "s")):
+        mean, top = numbers[f"norm_{when}"], numbers[f"norm_{when}_max"]
+        y = np.where(mean > 0, mean, np.nan)
+        above.fill_between(x, y, top, color=color, alpha=0.18, lw=0)
+        above.plot(x, y, color=color, marker=marker, ms=4 if len(x) <= 60 else 1.5, label=f"{when} clipping: mean, to the largest")
+    limits = numbers["limit"][np.isfinite(numbers["limit"])]
+    if limits.size:
+        above.axhline(limits[-1], color=canvas.INK, lw=1.0, ls=(0, (4, 3)), label=f"configured limit {limits[-1]:.3g}")
+    attempted = np.maximum(np.nan_to_num(numbers["steps"] + numbers["skipped_steps"]), 1)
+    bottom = np.zeros(len(x))
+    for text, stat, color, hatch in OUTCOMES:
+        share = np.nan_to_num(numbers[stat]) / attempted
+        label = f"{text} steps" if share.any() else ""
+        below.bar(x, share, 0.85, bottom, label=label, color=color, hatch=hatch, ec="white", lw=0.3)
+        bottom += share
+    taken = int(np.nansum(numbers["steps"]))
+    line = f"{np.nansum(numbers['clipped_steps']) / taken:.0%} of {taken} steps clipped" if taken else "no step was taken"
+    canvas.heading(above, f"Gradient clipping, {optimizer}", line)
+    below.set_ylim(0, 1)
+    below.set_yticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
+    below.set_xlim(-0.6, len(x) - 0.4)
+    canvas.name_epochs(below, [report.at for report in reports], unit=reports[-1].unit)
+    heights = numbers["norm_before"]
+    began = [(at, alert.severity) for at, alert in beginnings(reports) if alert.site == optimizer]
+    points = [(at, heights[at] if canvas.positive(heights[at]) else np.nan, severity) for at, severity in began]
+    canvas.mark_alerts(above, points, edge=0.7)
+    return np.concatenate([*(numbers[stat] for stat in NORMS), numbers["limit"]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from typing_extensions import override
@@ -17,19 +17,8 @@ from lightning_hooks.diagnostics.gradients.tables import GradientTable, Paramete
 from lightning_hooks.diagnostics.learning.report import learning_scalars
 from lightning_hooks.diagnostics.loss.report import loss_scalars
 from lightning_hooks.diagnostics.reports import GradientFlowReport
-from lightning_hooks.plots.canvas import BLUE, GREEN, Figure, decades, nothing, positive, style
-from lightning_hooks.plots.curves import (
-    by_role,
-    dot_size,
-    layer_sheet,
-    mark_affected,
-    mark_the_rest,
-    numbers_of,
-    patch,
-    role_lines,
-    spread_band,
-    with_names,
-)
+from lightning_hooks.plots.canvas import GREEN, Figure, decades, nothing, positive, style
+from lightning_hooks.plots.curves import layer_dots, layer_sheet, mark_affected, mark_the_rest, numbers_of, with_names
 from lightning_hooks.plots.heat import heatmap
 from lightning_hooks.plots.series import check_report
 from lightning_hooks.statistics.rows import never_recorded
@@ -143,10 +132,8 @@ HEALTHY_UPDATES = (1e-4, 1e-2)  # ratios of update to weight around the 1e-3 tha
 def gradient_flow(report: GradientFlowReport) -> Figure:
     """Draw how large the gradient is at each layer, on a log axis, with alerts marked.
 
-    Each role of layers (what its name says after the number of its block) has its own line: queries and normalisations differ a
-    hundredfold in healthy runs. Drawn is the root mean square per element, comparable between layers of any size. Where there is
-    one role only, a band reaches from the mean's magnitude up to the largest single value. A gradient that is zero, or has no
-    finite value, is drawn at the bottom of the axis.
+    Drawn is the root mean square per element, comparable between layers of any size. A gradient that is zero, or has no finite
+    value, is drawn at the bottom of the axis.
 
     Args:
         report: One window's.
@@ -159,19 +146,15 @@ def gradient_flow(report: GradientFlowReport) -> Figure:
     title, names = f"Gradient flow, {report.when}", list(report.modules)
     if not names:
         return nothing(title, "No gradient arrived at any of the modules.")
-    rms, mean, smallest, largest = (numbers_of(report.modules, stat) for stat in ("rms", "mean", "min", "max"))
-    high = np.maximum(abs(smallest), abs(largest))
+    rms = numbers_of(report.modules, "rms")
     line = "RMS of the loss's gradient at each module's output; the loss is to the right"
     line += f"; no gradient arrived at {len(report.silent)} more" if report.silent else ""
-    shown = positive(rms)
-    if not shown.any():
+    if not positive(rms).any():
         line = f"No gradient is finite and above zero at any of the {len(names)} modules"
     figure, axes = layer_sheet(names, title, line)
-    decades(axes, np.concatenate([rms, high]))
-    roles = by_role(names)
-    handles = spread_band(axes, shown, abs(mean), high, "|mean| to largest |value|") if len(roles) == 1 else []
-    handles = role_lines(axes, roles, np.where(shown, rms, np.nan), len(names)) + handles
-    handles += [*mark_the_rest(axes, rms, "gradient"), *mark_affected(axes, names, rms, report.alerts)]
+    decades(axes, rms)
+    handles = [*layer_dots(axes, names, rms, "module"), *mark_the_rest(axes, rms, "gradient")]
+    handles += mark_affected(axes, names, rms, report.alerts)
     axes.set_ylabel("gradient (loss per unit)")
     return with_names(figure, axes, names, "module", handles)
 
@@ -201,17 +184,10 @@ def update_ratios(report: GradientFlowReport) -> Figure:
         names, title, "‖update‖ / ‖weight‖ per optimizer step" + f"; {left_out} not measured" * bool(left_out)
     )
     decades(axes, np.concatenate([values, HEALTHY_UPDATES]))
-    axes.axhspan(*HEALTHY_UPDATES, color=GREEN, alpha=0.1, lw=0)
+    decade = axes.axhspan(*HEALTHY_UPDATES, color=GREEN, alpha=0.1, lw=0, label="a decade around 1e-3")
     axes.axhline(1e-3, color=GREEN, lw=1.0)
-    bias = np.array([name.rpartition(".")[2] == "bias" for name in names])
-    handles: list[Any] = []
-    for chosen, text, face in ((~bias, "weight", BLUE), (bias, "bias", "white")):
-        if chosen.any():
-            at = np.flatnonzero(chosen & positive(values))
-            handles.append(
-                axes.scatter(at, values[at], s=dot_size(len(names), 5.5) ** 2, color=face, ec=BLUE, zorder=3, label=text)
-            )
-    handles += [patch(GREEN, "a decade around 1e-3", 0.25), *mark_the_rest(axes, values, "update")]
+    handles = [*layer_dots(axes, names, values, "parameter"), decade]
+    handles += mark_the_rest(axes, values, "update")
     handles += mark_affected(axes, names, values, report.alerts)
     axes.set_ylabel("update / weight, no unit")
     return with_names(figure, axes, names, "parameter", handles)

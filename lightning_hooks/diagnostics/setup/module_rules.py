@@ -341,7 +341,6 @@ KINDS = (
         "alert if 0.8 of at least 3 layers are, that come before what trains and are frozen, or have 0.1 of its learning rate\n"
         "not for a frozen module if another one of its class and shapes trains",
         severities="warning; info where it has more than {NotLoaded.slow} of the rate",
-        advice=("Look at the missing_keys that load_state_dict returns, or pass strict=True",
-            "Compare the names: lightning-hooks check CHECKPOINT --model package.module:factory"),
+        advice=("Look at the missing_keys that load_state_dict returns, or pass strict=True",),
     ),
 )  # fmt: skip

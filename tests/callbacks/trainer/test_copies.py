@@ -25,7 +25,7 @@ def _never(call: Any) -> bool:
 
 COPIED: dict[str, Callable[[], Any]] = {
     **ALL,
-    "debugger": lambda: HookDebugger(steps=[0, 1], break_when=_never, break_in="both", show=False),
+    "debugger": lambda: HookDebugger(steps=[0, 1], break_when=_never, show=False),
     "trio": lambda: monitors(every_n_steps=1, summary=False),
     "training": lambda: TrainingMonitor(every_n_steps=1, summary=False, histograms=True, check_every_n_steps=1, max_overhead=0.5),
     "attention": lambda: AttentionMonitor(every_n_steps=1, summary=False),

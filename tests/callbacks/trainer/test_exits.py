@@ -45,7 +45,7 @@ ALL = {
     "profiler": lambda: LayerProfiler(every_n_steps=1, warmup_steps=0, summary=False),
     "tensor-clipper": lambda: GradientClipper(policy="tensor", summary=False),
     "transform": lambda: GradientTransform(transform="clamp", factor=0.1, parameters="*", modules="net.conv"),
-    "debugger": lambda: HookDebugger(steps=[0, 1], break_when=lambda call: False, break_in="both", show=False),
+    "debugger": lambda: HookDebugger(steps=[0, 1], break_when=lambda call: False, show=False),
     "normalizer": lambda: InputNormalizer(modules="net.stem"),
     "ranges": lambda: ActivationRangeObserver(summary=False),
     "extractor": lambda: FeatureExtractor(fields={"label": 1}),

@@ -38,9 +38,7 @@ OBSERVERS: dict[str, Callable[[Path], list[Any]]] = {
     "average ranges": lambda folder: [ActivationRangeObserver(method="moving_average", summary=False)],
     "features": lambda folder: [FeatureExtractor(max_samples=50, pool="mean", fields={"label": 1})],
     "features in validation": lambda folder: [FeatureExtractor(stage="validate", max_samples=7)],
-    "debugger": lambda folder: [
-        HookDebugger(steps=[1, 2], statistics=True, break_when=lambda call: False, break_in="both", show=False)
-    ],
+    "debugger": lambda folder: [HookDebugger(steps=[1, 2], statistics=True, break_when=lambda call: False, show=False)],
     "idle debugger": lambda folder: [HookDebugger(steps=(), show=False)],
 }
 WAITS = ("windows", "debugger")
