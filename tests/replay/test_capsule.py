@@ -15,7 +15,7 @@ from lightning_hooks.__main__ import main
 from lightning_hooks.replay.capsule import read_capsule
 from tests.replay.planted import BAD, Net, capsule, data, fit
 
-MODEL = "tests.replay.test_capsule:made"
+MODEL, DATA = "tests.replay.test_capsule:made", "tests.replay.planted:data"
 
 
 def made() -> Net:
@@ -88,6 +88,20 @@ def test_the_command_reproduces_it(written: Path, capsys: pytest.CaptureFixture[
     assert f"Samples: {BAD}." in printed
     assert "Inputs: float32[" in printed
     assert "BatchNorm1d" in printed
+
+
+def test_a_capsule_without_its_batch_takes_it_from_the_data_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit([TrainingMonitor(summary=False, capsule="rows", report_dir=tmp_path)])
+    [path] = (tmp_path / "lightning_hooks" / "capsules").iterdir()
+    assert main(["replay", str(path), "--model", MODEL, "--data", DATA]) == 0
+    assert f"Samples: {BAD}." in capsys.readouterr().out
+    for more, message in (
+        ([], "--data package.module:dataset makes it."),
+        (["--data", "tests.replay.planted"], "--data must be package.module:name; got 'tests.replay.planted'."),
+        (["--data", "tests.replay.planted:BAD"], "--data is no map-style data set."),
+    ):
+        assert main(["replay", str(path), "--model", MODEL, *more]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_step_that_does_not_reproduce_exits_with_1(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
