@@ -122,6 +122,11 @@ class Alert:
         return " ".join(" ".join([self.seen, *(f"{step}." for step in self.advice)]).split())
 
     @property
+    def began(self) -> int:
+        """The global step since which the problem exists, as far as it is known."""
+        return self.step if self.since_step is None else self.since_step
+
+    @property
     def when(self) -> str:
         """The epoch and the step, and since when the problem exists if it is known more exactly."""
         since = [f"step {self.since_step}"] if self.since_step not in (None, self.step) else []

@@ -163,8 +163,7 @@ class AlertBook:
         counted = []
         for key, candidate in current.items():
             alert, of = candidate.alert, candidate.of
-            since = alert.step if alert.since_step is None else alert.since_step
-            hits = self._hits.setdefault(key, _Hits([1], since, max(of, REARM)))
+            hits = self._hits.setdefault(key, _Hits([1], alert.began, max(of, REARM)))
             if sum(hits.recent[-of:]) >= candidate.times:
                 counted.append(dataclasses.replace(alert, since_step=hits.since_step))
         return counted

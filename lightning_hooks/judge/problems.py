@@ -117,7 +117,7 @@ def in_problems(
     """
     problems = _by_kind(window, books, lead)
     earlier = list(_earlier(problems, books))
-    heads = sorted((problem for problem in [*problems, *earlier] if problem.lasts), key=lambda problem: _began(problem.first))
+    heads = sorted((problem for problem in [*problems, *earlier] if problem.lasts), key=lambda problem: problem.first.began)
     before = _explained_before(heads, books)
     new = [problem for problem in problems if not problem.lasts]
     unknown = [problem for problem in new if problem.alert.kind not in before and not problem.alert.causes]
@@ -199,7 +199,7 @@ def _explains(head: FoundKind, effect: FoundKind) -> bool:
     """Whether one problem explains another: they share a cause that much speaks for, or the second came of what spreads."""
     if head.serious < effect.serious or head.kind.name == effect.kind.name:
         return False
-    if head.lasts and _began(head.first) > _began(effect.alert):
+    if head.lasts and head.first.began > effect.alert.began:
         return False
     if head.kind.about == effect.kind.about == "nonfinite":
         return True
@@ -278,7 +278,3 @@ def _moment(report: Report, alert: Alert, places: Mapping[str, float]) -> Moment
         batch = min(batch, own)  # known from the judgement of each step, before the site was sampled
     site = place_of(alert.site, places)
     return batch, passing, site if passing == FORWARD else -site
-
-
-def _began(alert: Alert) -> int:
-    return alert.step if alert.since_step is None else alert.since_step

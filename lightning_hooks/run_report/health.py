@@ -102,7 +102,6 @@ class Health:
         others = problem.sites[1:] if problem is not None else ()
         follow = problem.consequences if problem is not None else ()
         in_words = [{"text": step} for step in alert.advice if step not in {remedy.text for remedy in alert.remedies}]
-        step = alert.step if alert.since_step is None else alert.since_step
         return {
             **{name: getattr(alert, name) for name in ("kind", "title", "site", "fingerprint", "probability")},
             "severity": alert.severity if problem is None else problem.severity,
@@ -111,7 +110,7 @@ class Health:
             "class": None if source is None else source.type,
             "defined_at": None if source is None else source.defined_at,
             "created_at": None if source is None else source.created_at,
-            "first": {"epoch": alert.epoch, "step": step, "batch": alert.batch},
+            "first": {"epoch": alert.epoch, "step": alert.began, "batch": alert.batch},
             "since": None if problem is None else problem.since,
             "until": None if problem is None else problem.until,
             "samples": list(alert.samples),

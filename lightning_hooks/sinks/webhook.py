@@ -64,8 +64,7 @@ def of_alert(alert: Alert, run: str) -> Message:
     """The notification of a new root alert."""
     headline = f"{alert.title} at {alert.where}"
     cause = " ".join((alert.seen, alert.follows)).strip()
-    step = alert.step if alert.since_step is None else alert.since_step
-    return Message("alert", alert.kind, alert.severity, run, headline, alert.site, alert.epoch, step, cause, alert.advice)
+    return Message("alert", alert.kind, alert.severity, run, headline, alert.site, alert.epoch, alert.began, cause, alert.advice)
 
 
 def of_end(end: Mapping[str, Any], headline: str, run: str) -> Message:

@@ -112,18 +112,12 @@ def loss_scalars(report: LossReport | None) -> dict[str, float]:
     return {f"loss/{stat}": math.nan if report is None else float(getattr(report, stat)) for stat in LOSS_STATS}
 
 
-def fallen(report: LossReport | None) -> float | None:
-    """The last losses over those at the start; None where that says nothing of what is learned."""
-    if report is None or not report.optimized or report.nonfinite_steps or len(report.recent) < FEWEST:
-        return None
-    return report.latest / report.began if min(report.recent[0], report.began) > 0 else None
-
-
 def falls(report: LossReport | None, share: float) -> bool:
     """Whether the median of the last quarter of the losses is below so large a share of those at the start; no if not known."""
-    if report is None or fallen(report) is None:
+    if report is None or not report.optimized or report.nonfinite_steps or len(report.recent) < FEWEST:
         return False
-    return float(np.nanmedian(report.recent[-(len(report.recent) // 4) :])) < share * report.began
+    last = float(np.nanmedian(report.recent[-(len(report.recent) // 4) :]))
+    return min(report.recent[0], report.began) > 0 and last < share * report.began
 
 
 @dataclass(frozen=True, slots=True)

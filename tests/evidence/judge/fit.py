@@ -32,7 +32,7 @@ HEALTHY_OVER_HARMED = 4.0
 SINGLE, CLASS = 0.6, 1.5
 """How evidence of single kinds and causes is scaled, and that of all others: the larger, the less it is pulled to 0."""
 SIGNS = {
-    "goes well": -1, "a part of it": -1, "all of it": 1, "near its limit": -1, "far over its limit": 1,
+    "a part of it": -1, "all of it": 1, "near its limit": -1, "far over its limit": 1,
     "symptom, cause unknown": -1, "symptom, cause known": 1, "symptom, cause likely": 1,
     "outcome, cause unknown": -1, "outcome, cause known": 1, "outcome, cause likely": 1,
     "symptom, loss falls": -1, "symptom, loss stands": 1, "outcome, loss falls": -1, "outcome, loss stands": 1,

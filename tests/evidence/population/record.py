@@ -26,7 +26,7 @@ from lightning_hooks import Alert, monitors
 from lightning_hooks.alerts import AlertBook
 from lightning_hooks.declare.window import Window
 from lightning_hooks.diagnostics.causes.facts import Facts
-from lightning_hooks.judge.diagnosis import measured
+from lightning_hooks.diagnostics.causes.run_facts import measured
 from lightning_hooks.judge.evidence import POSSIBLE
 from lightning_hooks.session.member import Member
 from tests.evidence.population.findings import findings, judged, known, plain
