@@ -203,12 +203,12 @@ def _explains(head: FoundKind, effect: FoundKind) -> bool:
         return False
     if head.kind.about == effect.kind.about == "nonfinite":
         return True
-    if head.decisive.keys() & effect.decisive.keys():
-        return True  # one cause, one problem
     if head.lasts and effect.kind.about == "nonfinite" and effect.decisive.keys() & {one.name for one in head.kind.causes}:
         return True  # what grew from step to step has overflowed
     if head.lasts and effect.kind.states == "fact" and head.kind.states != "fact":
         return False  # it says more than the symptom that was passed on
+    if head.decisive.keys() & effect.decisive.keys():
+        return True  # one cause, one problem
     if effect.kind.states == "outcome" and head.decisive and head.surety >= effect.surety:
         return True
     if head.lasts and gravity(effect.alert.severity) < gravity(head.alert.severity):

@@ -20,7 +20,9 @@ UNEXPLAINED = "it is a symptom near its limit that nothing explains, while the l
 
 MISSED: dict[str, str] = {
     "discriminator_too_strong": "both gradients become small, as where training has converged; nothing says that the nets compete",
+    "dying_relu": "a part of the units dies, as in healthy trainings too: an info",
     "one_large_step": UNEXPLAINED,
+    "post_norm_without_warm_up": "found at batch 60, after 50 batches",
     "scaled_at_each_step": UNEXPLAINED,
     "teacher_stands_still": "a frozen copy of a part that trains may be meant, as the reference of a preference loss is",
 }
