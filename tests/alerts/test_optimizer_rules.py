@@ -33,7 +33,7 @@ def report(
     *groups: GroupSettings, name: str = "0-Adam", step: int = 500, planned: int | None = 1000, total_norm: float = 1.0, **stats: Any
 ) -> GradientFlowReport:
     rates = tuple(group.lr or 0.0 for group in groups)
-    found = OptimizerStats(lr=rates, lr_peak=tuple(group.lr_peak or 0.0 for group in groups), groups=groups, **stats)
+    found = OptimizerStats(lr=rates, groups=groups, **stats)
     return GradientFlowReport(5, step, {}, {}, total_norm, optimizers={name: found}, planned_steps=planned)
 
 

@@ -16,7 +16,7 @@ def stats(*load: float, tokens: int = 4000, top_k: int = 1) -> RouterStats:
     entropy = -sum(share * math.log(share) for share in load if share)
     dead = sum(not share for share in load) / len(load)
     balance = entropy / math.log(len(load))
-    return RouterStats(10, tokens, len(load), top_k, load, dead, max(load) * len(load), balance, 0.5, 0.1, 0.0, 0.0)
+    return RouterStats(10, tokens, len(load), top_k, load, dead, max(load) * len(load), balance, 0.0)
 
 
 def report(batches: int = 60, **tables: Any) -> RouterReport:

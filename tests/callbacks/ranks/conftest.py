@@ -13,7 +13,6 @@ KINDS = (
     "attention",
     "features",
     "functional",
-    "metrics",
     "outputs",
     "residual",
     "routers",

@@ -185,7 +185,7 @@ def known(facts: Facts) -> dict[str, float | bool | str]:
         "update_ratio": facts.usual_ratio(optimizer) if optimizer else None, "clip": facts.setup.clip_norm,
         "precision": facts.precision, "bad_step": facts.bad_step is not None,
     }  # fmt: skip
-    for name in ("coherence", "predicted_gain", "gain", "transfer", "progress", "over_constant", "noise_scale"):
+    for name in ("coherence", "predicted_gain", "gain", "progress", "over_constant", "noise_scale"):
         numbers[name] = None if learning is None else getattr(learning, name)
     inputs = facts.features.inputs.get("training")
     numbers["input_rms"] = None if inputs is None else inputs.rms

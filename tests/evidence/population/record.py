@@ -136,7 +136,7 @@ class Recorder(Callback):
         window = Window(member.report for member in members)
         books: list[AlertBook] = [member.alerting.book for member in members]
         earlier = [alert for book in books for alert in book.open]
-        facts = session.alerts._diagnosis._facts((), window, session.evidence.results.bad_step, earlier)
+        facts = session.alerts._diagnosis._facts.at(window, (), session.evidence.results.bad_step, earlier)
         facts = replace(facts, now=measured(session.host.model.named_parameters()))
         judgements = tuple(self._waiting.pop(id(member)) for member in members)
         self._snapshots.append(_Snapshot(self.batches, judgements, facts))
