@@ -224,8 +224,9 @@ def _explains(head: FoundKind, effect: FoundKind) -> bool:
 
 
 def _comes_back(head: FoundKind, effect: FoundKind) -> bool:
-    """Whether the cause of a problem that is over is that of one that is no graver: two alerts never have one cause."""
-    return bool(head.decisive.keys() & effect.decisive.keys()) and gravity(effect.alert.severity) >= gravity(head.alert.severity)
+    """Whether one cause has made a problem that is over and a new one of another kind, which is no graver."""
+    again = head.kind.name == effect.kind.name or gravity(effect.alert.severity) < gravity(head.alert.severity)
+    return bool(head.decisive.keys() & effect.decisive.keys()) and not again
 
 
 def _adopt(problem: FoundKind) -> None:

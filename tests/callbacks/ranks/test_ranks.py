@@ -166,9 +166,6 @@ def test_ranks_mask_the_same_units_as_one_process(two_ranks: Any) -> None:
     assert "net.sometimes" in single["masks"]
     assert everything(ranks[0]["report"]) == everything(ranks[1]["report"])  # to the last bit
     assert_same(ranks[0]["report"], single["report"], "report", skip={"step"}, rel=1e-5)
-    for name, means in single["saved"].items():
-        for found in ranks:
-            assert found["saved"][name] == pytest.approx(means, rel=1e-5)
     assert ranks[0]["collectives"] == [1, 1]
 
 
