@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from lightning_hooks.hooks.modes import insert_mode, is_captured, lowest_place, 
 from lightning_hooks.hosts.plain import PlainHost
 from lightning_hooks.session.session import Session
 
+SMALLEST_SCALE = 256.0  # from here on a factor of the loss is taken for a loss scale
 FORGOTTEN = 3  # steps of every optimizer within one batch after which ``step()`` seems to be forgotten
 
 
@@ -41,7 +43,7 @@ class LoopEvents:
         self.session, self._host, self._ends_at_step = session, host, ends_at_step
         self._hooks = HookManager()
         self._mode = BackwardMode(self._backward)
-        self._mode_on = self._in_backward = self._trained = self._warned = False
+        self._mode_on = self._in_backward = self._trained = self._warned = self._compared = False
         self._open = False  # a batch is under way
         self.ran = False
         self._forwards: list[ExitStack] = []  # of the model, those under way
@@ -185,6 +187,12 @@ class LoopEvents:
         self._in_backward = True
         try:
             with outside_modes():
+                if not self._compared and self._host.loss_scaling.scaler is None and is_scaled(loss):
+                    warn(
+                        "watch: the loss is multiplied by a large power of two before backward(), as a GradScaler does. Pass it, "
+                        "watch(model, optimizer, scaler=scaler): without it gradients count as they are, times the scale."
+                    )
+                self._compared = True
                 self.session.before_backward(loss)
             result = run()
             with outside_modes():
@@ -253,3 +261,12 @@ class BackwardMode(TorchFunctionMode):
         if function is Tensor.backward:
             return self._backward(args[0], lambda: function(*args, **(kwargs or {})))
         return function(*args, **(kwargs or {}))
+
+
+def is_scaled(loss: Tensor) -> bool:
+    """Whether a loss looks as if a GradScaler had scaled it. It waits for the device."""
+    node: Any = loss.grad_fn  # what a product is of has no public name
+    factor = getattr(node, "_saved_other", None) if type(node).__name__ == "MulBackward0" else None
+    if not isinstance(factor, Tensor) or factor.dim() or factor.requires_grad or not factor.is_floating_point():
+        return False
+    return float(factor) >= SMALLEST_SCALE and math.log2(float(factor)).is_integer()

@@ -186,7 +186,7 @@ def test_history_draws_and_reports(tmp_path: Path) -> None:
     for monitor in trio:
         assert [report.epoch for report in monitor.history] == [0, 1, 2]
         assert monitor.history[-1] is monitor.report
-    assert features.plot().axes[0].get_title(loc="left").startswith("Dead units of rectifiers")
+    assert features.plot().axes[0].get_title(loc="left").startswith("Output dead_fraction by module")
     assert flow.plot().axes[0].get_title(loc="left").startswith("Gradient flow, epoch 2")
     assert clip.plot().axes[0].get_title(loc="left").startswith("Gradient clipping, 0-SGD")
     assert flow.plot("update_ratio").axes[0].get_title(loc="left").startswith("Gradient update_ratio by parameter")

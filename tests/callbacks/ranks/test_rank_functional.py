@@ -25,8 +25,7 @@ def test_two_ranks_equal_one_process(two_ranks: Any) -> None:
     assert [report.sites["net/relu"].calls for report in first] == [6, 6, 12]  # of both ranks
 
 
-def test_what_one_rank_calls_later_is_recorded_from_the_next_window_on(two_ranks: Any) -> None:
+def test_what_one_rank_calls_after_ranks_have_agreed_is_not_recorded(two_ranks: Any) -> None:
     first, second = two_ranks["late"]
     assert everything(first) == everything(second)
-    assert ["net/tanh" in report.sites for report in first] == [False, True, True]
-    assert [report.sites["net/tanh"].calls for report in first[1:]] == [3, 3]
+    assert ["net/tanh" in report.sites for report in first] == [False] * 3
