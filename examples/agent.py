@@ -105,8 +105,8 @@ def train(setup: Setup, epochs: int, log_dir: Path, name: str) -> Path:
 def read_health(run: Path) -> dict[str, Any]:
     """The content of health.json, if its version is known."""
     health = json.loads((run / "lightning_hooks" / "health.json").read_text(encoding="utf-8"))
-    if health["schema_version"] != 3:
-        raise SystemExit(f"health.json has schema_version {health['schema_version']}; this program reads version 3.")
+    if health["schema_version"] != 2:
+        raise SystemExit(f"health.json has schema_version {health['schema_version']}; this program reads version 2.")
     return health
 
 

@@ -20,7 +20,7 @@ from lightning_hooks.run_report.verdict import Problem, Verdict, judge
 from lightning_hooks.trackers.console import shortened, visible
 
 HEALTH = "health.json"
-SCHEMA_VERSION = 3  # Of the document. Fields may be added within a version; none is removed or gets another meaning.
+SCHEMA_VERSION = 2  # Of the document. Fields may be added within a version; none is removed or gets another meaning.
 MOST_ALERTS = 100
 MOST_SITES = 20  # other sites, and consequences, of one alert
 SENTENCES = ("verdict", "message", "text", "for", "against", "precondition", "effect", "code")

@@ -73,7 +73,7 @@ def test_a_run_with_problems(make_run: Any) -> None:
     found = document(run)
     verdict = judge(run)
     assert (found["package"], found["started"]) == ("0.1.0", "2026-11-23 21:00:00 UTC")
-    assert (found["status"], found["training"], found["error"], found["schema_version"]) == ("warning", "finished", None, 3)
+    assert (found["status"], found["training"], found["error"], found["schema_version"]) == ("warning", "finished", None, 2)
     assert verdict.headline == "Dead units at model.encoder.layers.0.attn.out_proj, since epoch 3; 1 more problem."
     assert found["verdict"] == verdict.headline
     assert (found["run"], found["epoch"], found["step"], found["unit"], found["windows"]) == ("logs/run", 4, 50, "epoch", 5)
