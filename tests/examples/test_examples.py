@@ -50,7 +50,7 @@ def test_characters_learns_and_writes(run_here: Run) -> None:
 
 def test_characters_with_a_learning_rate_far_too_high_raises_an_alert(run_here: Run) -> None:
     printed = run_here("characters", "--learning-rate", "0.3")
-    assert "The learning rate is 0.3; AdamW's usual range is 1e-05 to 0.01" in printed
+    assert "Attention to a single key at blocks.0.attention/sdpa" in printed  # softmax is certain once weights are huge
     assert epoch_rows("gradient_flow/alerts/vanishing")[-1] >= 1
 
 
