@@ -48,6 +48,9 @@ class FeatureReport(Report):
         input_place: Where in a batch that was found, such as ``[0]``.
         input_nonfinite: Where the first NaN or infinite value of the first sampled batch with some is in that, on this rank; empty
             without.
+        layer_inputs: Likewise of what the first layer is given, in the window's first sampled batches and the first batch of its
+            validations; empty where that is no data.
+        first_layer: That layer.
         images: Whether it looks like images: four dimensions, of which the second or the last one has 1, 3 or 4 channels.
         same_samples: Whether all samples of the window's first batch were the same, to the bit; None where that was not checked.
         initial_gains: Module name to the gain of the weights that training started from: root mean square times the root of the
@@ -83,6 +86,8 @@ class FeatureReport(Report):
     inputs: dict[str, FeatureStats] = field(default_factory=dict)
     input_place: str = ""
     input_nonfinite: tuple[int, ...] = ()
+    layer_inputs: dict[str, FeatureStats] = field(default_factory=dict)
+    first_layer: str = ""
     images: bool = False
     same_samples: bool | None = None
     initial_gains: dict[str, float] = field(default_factory=dict)

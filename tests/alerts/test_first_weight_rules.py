@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 from lightning_hooks.alerts import (
     ConstantWeights,
+    FeatureReport,
     FirstLossFar,
     GradientFlowReport,
+    LargeLayers,
     LearningReport,
     LossReport,
     ModelSetup,
@@ -18,6 +21,7 @@ from lightning_hooks.alerts import (
     OneSignWeights,
     ParameterSetup,
 )
+from lightning_hooks.diagnostics.features.table import FeatureStats
 
 TRAINS = ParameterSetup(100, 2, True, True, ("0-Adam",), 10, 1e-3, 1e-3)
 FROZEN = ParameterSetup(100, 2, False, False)
@@ -47,6 +51,26 @@ def test_weights_of_one_sign(means: dict[str, float], epoch: int, found: list[An
     assert [(alert.site, alert.value) for alert in alerts] == found
     text = "all its initial weights are below 0 (mean -0.5), and so are those of 1 more of its layers"
     assert all(alert.severity == "warning" and alert.seen.startswith(text) for alert in alerts)
+
+
+@pytest.mark.parametrize(
+    ("gains", "outputs", "epoch", "found"),
+    [
+        ([4.1, 4.2, 0.6], 2.1, 0, [("a", pytest.approx(4.1), "warning")]),
+        ([0.6, 4.1, 4.2], 2.1, 0, [("b", pytest.approx(4.1), "warning")]),
+        ([3.9, 3.9, 50.0], 2.1, 0, []),
+        ([4.1, 4.2, 0.6], 1.9, 0, []),  # the forward scales weights down
+        ([4.1, 4.2, 0.6], 2.1, 1, []),
+        ([4.1, 4.2], 2.1, 0, []),
+        ([4.1, 4.2, 0.0], 2.1, 0, []),  # two with a gain that is known
+        ([4.1, 4.2, math.inf], 2.1, 0, []),
+    ],
+)
+def test_layers_that_start_large(gains: list[float], outputs: float, epoch: int, found: list[Any]) -> None:
+    stats = FeatureStats(4, 100, 0.0, outputs, -2.0, 2.0, outputs, 0.0, 0.0)
+    initial = dict(zip("abc", gains, strict=False))
+    given = FeatureReport(epoch, 40, dict.fromkeys("abc", stats), (), 4, 40, initial_gains=initial)
+    assert [(alert.site, alert.value, alert.severity) for alert in LargeLayers()(given)] == found
 
 
 @pytest.mark.parametrize(

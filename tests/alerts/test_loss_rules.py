@@ -271,6 +271,7 @@ def test_a_loss_that_falls_without_bound(start: float, last: float, over: float 
         ([2.0, 4.0, 5.9], False),  # less than three times as far as in the first window
         ([2.0, 4.0, 5.0, 6.1], True),
         ([2.0, 9.0, 5.0, 6.1], False),  # it comes back
+        ([1.0, 6.0, 6.1, 6.2], False),  # it stands still
         ([2.0, 4.0, 5.0, 9.0, 6.1], False),
         ([1.1, 3.5], False),
         ([1.1, None, 3.5], False),

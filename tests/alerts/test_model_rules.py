@@ -20,6 +20,8 @@ from lightning_hooks.alerts import (
     Shared,
     ValidationShift,
 )
+from lightning_hooks.diagnostics.causes.data import strong_augmentation
+from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.features.table import FeatureStats
 from lightning_hooks.diagnostics.gradients.tables import GradientStats, ParameterGradientStats
 from lightning_hooks.diagnostics.loss.report import LossReport
@@ -85,10 +87,10 @@ def test_same_samples() -> None:
 @pytest.mark.parametrize(
     ("training", "validation", "found"),
     [
-        (1.0, 5.0, None),
-        (1.0, 5.1, 5.1),
-        (5.0, 1.0, None),
-        (5.1, 1.0, 1 / 5.1),
+        (1.0, 4.0, None),
+        (1.0, 4.1, 4.1),
+        (4.0, 1.0, None),
+        (4.1, 1.0, 1 / 4.1),
         (0.0, 1.0, None),
         (1.0, 0.0, None),
         (math.nan, 1.0, None),
@@ -97,8 +99,31 @@ def test_same_samples() -> None:
 )
 def test_validation_shift(training: float, validation: float | None, found: float | None) -> None:
     inputs = {"training": replace(FED, rms=training)} | ({} if validation is None else {"validation": replace(FED, rms=validation)})
-    alerts = names(ValidationShift(), features(inputs=inputs))
-    assert alerts == ([] if found is None else [("validation_shift", "stem", pytest.approx(found), "warning")])
+    for fields in ({"inputs": inputs}, {"layer_inputs": inputs, "first_layer": "late"}):
+        alerts = names(ValidationShift(), features(**fields))
+        site = "stem" if "inputs" in fields else "late"
+        assert alerts == ([] if found is None else [("validation_shift", site, pytest.approx(found), "warning")])
+
+
+@pytest.mark.parametrize(
+    ("batch", "training", "validation", "strengths"),
+    [
+        (1.0, 5.0, 1.0, ("strong", "some")),  # noise in training
+        (1.0, 5.0, 0.1, ("strong", "excludes")),
+        (1.0, 1.0, 5.0, ()),  # validation is scaled in its step
+        (5.0, 5.0, 1.0, ()),
+    ],
+)
+def test_noise_that_the_step_adds(batch: float, training: float, validation: float, strengths: tuple[str, ...]) -> None:
+    inputs = {"training": replace(FED, rms=training), "validation": replace(FED, rms=validation)}
+    report = features(inputs={"training": replace(FED, rms=batch)}, layer_inputs=inputs, first_layer="late")
+    (alert,) = ValidationShift()(report)
+    cause = strong_augmentation.judge(alert, Facts(features=report))
+    assert (() if cause is None else cause.strengths) == strengths
+    if cause is not None and "some" in strengths:
+        assert cause.statement == "The training step adds numbers of a size near 4.9 to batches of a size near 1."
+        assert cause.remedies[0].to == 0.1
+    assert strong_augmentation.judge(replace(alert, site="stem"), Facts(features=report)) is None
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from lightning_hooks.declare.step import Step
@@ -144,7 +145,7 @@ def test_the_best_constant_answer() -> None:
         "binary_cross_entropy": -(p * p.log() + (1 - p) * (1 - p).log()).mean().item(),
         "bce_with_logits": -(p * p.log() + (1 - p) * (1 - p).log()).mean().item(),
     }
-    assert {*constants} == {*SEEN}
+    assert {*constants, "smooth_l1_loss", "huber_loss"} == {*SEEN}
     for function, constant in constants.items():
         target = labels if function in ("cross_entropy", "nll_loss") else numbers if function in ("mse_loss", "l1_loss") else binary
         given = torch.rand(4000, 3 if target is not binary else 2)
@@ -158,3 +159,58 @@ def test_the_best_constant_answer() -> None:
         assert found == pytest.approx(mean / constant, rel=0.02), function
         assert best == pytest.approx(constant, rel=0.02), function
         assert not why
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "columns"),
+    [
+        ("huber_loss", {"delta": 0.4}, 3),
+        ("huber_loss", {}, 1),
+        ("smooth_l1_loss", {"beta": 0.4}, 3),
+        ("smooth_l1_loss", {"beta": 0.0}, 3),
+    ],
+)
+def test_the_best_constant_answer_of_a_huber_loss(function: str, arguments: dict[str, float], columns: int) -> None:
+    torch.manual_seed(5)
+    target = torch.randn(400, columns).exp()
+    call = Call(function, torch.rand(400, columns), target, **arguments)
+    table = ConstantTable()
+    table.record(call)  # type: ignore[arg-type]
+
+    def of_constant(values: Tensor) -> float:
+        def loss(constant: float) -> float:
+            return float(getattr(nn.functional, function)(torch.full_like(values, constant), values, **arguments))
+
+        return float(minimize_scalar(loss, bounds=(0, 10), method="bounded", options={"xatol": 1e-9}).fun)
+
+    expected = sum(of_constant(column) for column in target.double().T) / columns
+    assert table.read(table.pack()) == (
+        pytest.approx(call.output.item() / expected, rel=1e-3),
+        pytest.approx(expected, rel=1e-3),
+        "",
+    )
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_the_best_constant_answer_of_a_loss_with_weights_of_classes(scale: float) -> None:
+    torch.manual_seed(6)
+    labels, weight = torch.multinomial(torch.tensor([0.7, 0.2, 0.1]), 4000, replacement=True), scale * torch.tensor([0.3, 1.0, 4.0])
+    calls = [Call("cross_entropy", torch.rand(200, 3), labels[i : i + 200], weight=weight) for i in range(0, 4000, 200)]
+    table = ConstantTable()
+    for call in calls:
+        table.record(call)  # type: ignore[arg-type]
+    logits = torch.zeros(3, dtype=torch.double, requires_grad=True)
+    optimizer = torch.optim.LBFGS([logits], max_iter=100)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        found = nn.functional.cross_entropy(logits.expand(4000, 3), labels, weight.double())
+        found.backward()
+        return found
+
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
+    mean = sum(call.output.item() for call in calls) / len(calls)
+    over, constant, why = table.read(table.pack())
+    assert constant == pytest.approx(loss().item(), rel=0.01)
+    assert over == pytest.approx(mean / loss().item(), rel=0.01)
+    assert not why

@@ -114,7 +114,7 @@ class FeatureScale(Rule, kind="feature_scale"):
         ratio: Root mean square of the largest feature over the median of all, above which it counts.
     """
 
-    ratio: float = 1e5
+    ratio: float = 1e3
 
     def __call__(self, report: FeatureReport) -> Alerts:
         for site, scales in where(report.feature_scales, lambda scales: scales.ratio > self.ratio):

@@ -183,6 +183,25 @@ def unrelated_targets(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     return "Weights move, and the loss stays at that of a constant: targets do not follow from what the model is given.", [remedy]
 
 
+@possible_cause("make what is added to training batches smaller than they are")
+def strong_augmentation(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """What training adds to its batches is larger than they are."""
+    inputs, given = facts.features.inputs.get("training"), facts.features.layer_inputs
+    training, validation = given.get("training"), given.get("validation")
+    if inputs is None or training is None or validation is None or alert.site != facts.features.first_layer:
+        return None
+    added = math.sqrt(max(training.rms**2 - inputs.rms**2, 0.0))
+    found.add(2 * inputs.rms < training.rms, STRONG, f"batches have a root mean square of {inputs.rms:.3g} before the step")
+    alike = 0.5 < validation.rms / max(inputs.rms, math.ulp(0.0)) < 2
+    found.add(alike, SOME, "validation batches reach the model as they are")
+    found.add(not alike, EXCLUDES, "validation batches are changed too")
+    to = float(f"{inputs.rms / 10:.1g}")
+    remedy = Remedy(
+        "set", "the size of the noise in training_step", float(f"{added:.3g}"), to, "", "a loss that falls further", SOON
+    )
+    return f"The training step adds numbers of a size near {added:.3g} to batches of a size near {inputs.rms:.3g}.", [remedy]
+
+
 CHANCE = 2.0
 """Standard deviations up to which predictions agree with targets by chance."""
 

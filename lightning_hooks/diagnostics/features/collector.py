@@ -15,6 +15,7 @@ from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.scalars import model_scalars, stat_scalars
 from lightning_hooks.declare.warn import loading_state
 from lightning_hooks.declare.window import Report
+from lightning_hooks.diagnostics.batches.first_layer import FirstLayerTable
 from lightning_hooks.diagnostics.batches.inputs import BatchTensors, InputTable, ScaleTable
 from lightning_hooks.diagnostics.features.outputs import FunctionalFeatures, OutputParts
 from lightning_hooks.diagnostics.features.table import FeatureTable
@@ -66,6 +67,7 @@ class FeatureCollector(Collector[FeatureReport]):
         host = context.host
         sites = context.select()
         functional = context.functional if context.records_functional else None
+        self._sees_validation = functional is not None  # a compiled graph is guarded by the hooks of its modules
         self.table = FeatureTable(sites, host.model, host.setup.device, 0 if functional is None else functional.capacity)
         self.histograms = self.table.histograms = context.new_histograms(self.table.names)
         self._checks = None
@@ -74,7 +76,9 @@ class FeatureCollector(Collector[FeatureReport]):
             self._check_batch = context.guard(self._checks.batch_end, "the check within the epoch")
         self._inputs = InputTable(self.table.clock, host.setup.device)
         self._outputs, scales = OutputParts(functional, context, sites), ScaleTable(context, sites)
-        self._reported: dict[str, ReportedTable] = {"inputs": self._inputs, "scales": scales, **self._outputs.tables}
+        self._first_layer = FirstLayerTable(context, sites, self.table.clock)
+        own: dict[str, ReportedTable] = {"inputs": self._inputs, "first_layer": self._first_layer, "scales": scales}
+        self._reported = own | self._outputs.tables
         blocks = blocks_around(host.model, sites)
         if blocks:
             self._reported["residual"] = residual = ResidualTable(blocks, host.setup.device, self.table.clock)
@@ -92,7 +96,8 @@ class FeatureCollector(Collector[FeatureReport]):
             if self._functional is not None and "functional" in state:
                 self._functional.load_state_dict(state["functional"])
         for index, (name, module) in enumerate(sites):
-            context.listen(name, module, _FeatureRecorder(self.table, self._outputs, index, scales, scales.lines_of.get(name)))
+            line = scales.lines_of.get(name)
+            context.listen(name, module, _FeatureRecorder(self.table, self._outputs, self._first_layer, index, scales, line))
         self.table.reserved = self.table.capacity if host.setup.world_size > 1 else None
         self.set_tables(
             rectifiers=HostNumbers(lambda: [len(self.table.rectifiers)], largest),
@@ -117,7 +122,7 @@ class FeatureCollector(Collector[FeatureReport]):
     def batch_start(self, batch: BatchTensors) -> None:
         self.table.clock.set(self.context.batch)
         self._train_input(batch, compare=self.context.sampled_batches == 1)
-        self._outputs.compares = self.context.detailed
+        self._outputs.compares = self._first_layer.waits = self.context.detailed
         if self.context.detailed:
             self._outputs.batch_start(batch)
 
@@ -136,6 +141,16 @@ class FeatureCollector(Collector[FeatureReport]):
     def validation_batch(self, batch: Any, index: int) -> None:
         if index < VALIDATION_BATCHES:
             self._validation_input(batch)
+        if self._sees_validation:
+            self._first_layer.validation_batch(index)
+
+    @override
+    def validation_end(self) -> None:
+        self._first_layer.stop()
+
+    @override
+    def detach(self) -> None:
+        self._first_layer.stop()
 
     @override
     def silent_sites(self) -> list[str]:
@@ -246,8 +261,10 @@ class FeatureCollector(Collector[FeatureReport]):
 class _FeatureRecorder(OutputRecorder):
     """Forward hook of one site; ``line`` is that of the layer among the scales, if it is one whose inputs are looked at."""
 
-    def __init__(self, table: FeatureTable, outputs: OutputParts, index: int, scales: ScaleTable, line: int | None) -> None:
-        self.table, self.outputs, self.index = table, outputs, index
+    def __init__(
+        self, table: FeatureTable, outputs: OutputParts, first: FirstLayerTable, index: int, scales: ScaleTable, line: int | None
+    ) -> None:
+        self.table, self.outputs, self.first, self.index = table, outputs, first, index
         self.scales, self.line = scales, line
         self.reads_input = table.reads_input(index)
 
@@ -262,7 +279,10 @@ class _FeatureRecorder(OutputRecorder):
             outputs.representations.take(self.index, output)
             if self.index in outputs.precisions.calls:
                 outputs.precisions.take(self.index, output)
-            if outputs.copies is not None and args and issubclass(type(args[0]), Tensor) and not args[0].requires_grad:
-                outputs.copies.given(self.index, args)
+            if args and issubclass(type(args[0]), Tensor) and not args[0].requires_grad:
+                if outputs.copies is not None:
+                    outputs.copies.given(self.index, args)
+                if self.first.waits:
+                    self.first.given(self.index, args[0])
         if self.line is not None and module is not None:  # a compiled graph calls without the module
             self.scales.take(self.line, args)

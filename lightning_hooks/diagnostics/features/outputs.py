@@ -57,7 +57,7 @@ class OutputParts:
     def _batch_end(self) -> None:
         self.representations.finish()
         if self.copies is not None:
-            self.copies.forget()
+            self.copies.held.clear()
 
     def renumbered(self) -> None:
         """Ranks have changed the numbers of the sites of functional calls."""

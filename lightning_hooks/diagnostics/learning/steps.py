@@ -15,18 +15,19 @@ from torch import Tensor
 from lightning_hooks.declare.context import MeasuredLoss
 from lightning_hooks.declare.functional import CallTable
 from lightning_hooks.declare.functional_calls import FunctionalCall
-from lightning_hooks.hooks.functions import BINARY
+from lightning_hooks.hooks.functions import BINARY, REGRESSION
 from lightning_hooks.hooks.tensors import addresses_of, number
 from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns
 from lightning_hooks.statistics.reduction import added, latest
 from lightning_hooks.statistics.tables import HostNumbers
 
 CLASSES = ("cross_entropy", "nll_loss")
-SEEN = (*CLASSES, *BINARY, "mse_loss", "l1_loss")  # the losses whose best constant answer follows from their targets
+SEEN = (*CLASSES, *BINARY, *REGRESSION)  # the losses whose best constant answer follows from their targets
 MOST_CLASSES = 256  # labels of more classes than this are not counted
 FEWEST_TARGETS = 8  # samples that a batch of targets needs whose spread is read
 FEWEST_LABELS = 4  # labels for each class that occurs, that the entropy of labels needs
 MOST = 1024  # numbers of a target that are read, of each sample; of longer ones so many, evenly spaced
+HUBER_STEPS = 8  # Newton steps from the median to where the Huber loss is smallest
 
 
 class ConstantColumn(Columns):
@@ -60,11 +61,9 @@ class ConstantTable(CallTable):
         row[column.KIND] = max(row[column.KIND], SEEN.index(call.function) + 1)
         row[column.OTHER] = max(row[column.OTHER], call.site.name != self._site)
         found = None
-        if not _weighted(call.arguments):
-            ignored, mean = call.arguments.get("ignore_index", -100), loss.detach()
-            mean = mean.mean() if mean.dim() else mean
-            smoothing = call.arguments.get("label_smoothing") or 0.0
-            found = self._found(call.function, given.detach(), target.detach(), mean, ignored, smoothing)
+        if _is_mean(call.arguments):
+            mean = loss.detach()
+            found = self._found(call, given.detach(), target.detach(), mean.mean() if mean.dim() else mean)
         if found is None:
             row[column.UNDEFINED] += 1
         elif self.rows.is_cpu:  # numpy takes a tenth of the time
@@ -72,36 +71,53 @@ class ConstantTable(CallTable):
         else:
             self.rows[0, : column.UNDEFINED] += found.to(self.rows)
 
-    def _found(self, function: str, given: Tensor, target: Tensor, loss: Tensor, ignored: int, smoothing: float) -> Tensor | None:
-        if function in CLASSES:
-            return self._of_classes(given, target, loss, ignored, smoothing)
+    def _found(self, call: FunctionalCall, given: Tensor, target: Tensor, loss: Tensor) -> Tensor | None:
+        given_by, weight = call.arguments.get, call.arguments.get("weight")
+        if call.function in CLASSES:
+            return self._of_classes(given, target, loss, weight, given_by("ignore_index", -100), given_by("label_smoothing") or 0.0)
+        if weight is not None or given_by("pos_weight") is not None:
+            return None
         if target.requires_grad or len(target) < FEWEST_TARGETS or not target.is_floating_point() or given.shape != target.shape:
             return None
         samples = target.reshape(len(target), -1)
         samples = samples[:, :: -(-samples.shape[1] // MOST)].to(self.rows.dtype)
-        if function == "mse_loss":
+        if call.function == "mse_loss":
             constant = samples.var(0).mean()  # unbiased, as the best constant is not made for this batch
-        elif function == "l1_loss":
+        elif call.function == "l1_loss":
             constant = (samples - samples.median(0).values).abs().mean()
+        elif call.function in REGRESSION:
+            constant = _huber(samples, given_by("delta", 1.0), given_by("beta"))
         else:
             mean = samples.mean(0).clamp(0, 1)
             constant = -(torch.xlogy(mean, mean) + torch.xlogy(1 - mean, 1 - mean)).mean()
         return torch.stack((loss.to(constant), constant, torch.ones_like(constant)))
 
-    def _of_classes(self, given: Tensor, target: Tensor, loss: Tensor, ignored: int, smoothing: float) -> Tensor | None:
+    def _of_classes(
+        self, given: Tensor, target: Tensor, loss: Tensor, weight: Tensor | None, ignored: int, smoothing: float
+    ) -> Tensor | None:
+        """The loss and the label smoothing, times the number of labels; and that number.
+
+        A label counts as much as its class weighs, so that together they count as many as there are.
+        """
         classes = given.shape[1] if given.dim() > 1 else len(given)
-        if classes > MOST_CLASSES or target.is_floating_point():
+        if classes > MOST_CLASSES or target.is_floating_point() or (weight is not None and smoothing):
             return None
         labels = target.reshape(-1)
         if labels.is_cpu and loss.is_cpu and self.rows.is_cpu:
             of_classes = labels.numpy()
             of_classes = of_classes[(of_classes >= 0) & (of_classes < classes) & (of_classes != ignored)]
-            self.rows.numpy()[0, len(ConstantColumn) :] += np.bincount(of_classes, minlength=MOST_CLASSES)
             count = len(of_classes)
+            if weight is not None:
+                each = weight.detach().double().numpy()[of_classes]
+                each *= count / max(each.sum(), math.ulp(0.0))
+            self.rows.numpy()[0, len(ConstantColumn) :] += np.bincount(of_classes, None if weight is None else each, MOST_CLASSES)
             return torch.tensor((number(loss) * count if count else 0.0, smoothing * count, count), dtype=self.rows.dtype)
         counts = ((labels >= 0) & (labels < classes) & (labels != ignored)).to(self.rows.dtype)
-        self.rows[0, len(ConstantColumn) :].index_add_(0, labels.clamp(0, classes - 1).to(torch.int64), counts)
-        total = counts.sum()
+        places, total = labels.clamp(0, classes - 1).to(torch.int64), counts.sum()
+        if weight is not None:
+            counts = counts * weight.detach().to(counts)[places]
+            counts = counts * (total / counts.sum().clamp_min(torch.finfo(counts.dtype).tiny))
+        self.rows[0, len(ConstantColumn) :].index_add_(0, places, counts)
         return torch.stack((torch.where(total > 0, loss.to(total), 0) * total, smoothing * total, total))
 
     def read(self, packed: Tensor) -> tuple[float | None, float | None, str]:
@@ -124,11 +140,22 @@ class ConstantTable(CallTable):
         return (loss / constant, constant / weight, "") if constant > 0 else (None, None, "all targets are the same")
 
 
-def _weighted(arguments: Mapping[str, Any]) -> bool:
-    """Whether the loss is no plain mean."""
-    plain = arguments.get("reduction", "mean") in ("mean", "none") and arguments.get("reduce") is not False
-    alike = arguments.get("weight") is None and arguments.get("pos_weight") is None
-    return not (plain and alike) or arguments.get("size_average") is False
+def _is_mean(arguments: Mapping[str, Any]) -> bool:
+    """Whether the loss is a mean over targets, by weights perhaps."""
+    named = arguments.get("reduction", "mean") in ("mean", "none")
+    return named and arguments.get("reduce") is not False and arguments.get("size_average") is not False
+
+
+def _huber(samples: Tensor, delta: float, beta: float | None) -> Tensor:
+    """The Huber loss of the best constant for each column; with ``beta`` the smooth L1 loss, which is the former over it."""
+    limit = delta if beta is None else max(beta, torch.finfo(samples.dtype).tiny)
+    best = samples.median(0).values
+    for _ in range(HUBER_STEPS):
+        away = samples - best
+        best = best + away.clamp(-limit, limit).sum(0) / (away.abs() <= limit).sum(0).clamp_min(1)
+    away = (samples - best).abs()
+    constant = torch.where(away <= limit, 0.5 * away.square(), limit * (away - 0.5 * limit)).mean()
+    return constant if beta is None else constant / limit
 
 
 RECENT = 16  # measured steps that are kept, the last ones

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, in_batch, percent, where
+from lightning_hooks.diagnostics.batches.inputs import PARTS
 from lightning_hooks.diagnostics.causes import code, data, rates, steps, wiring
+from lightning_hooks.diagnostics.features.table import FeatureStats
 from lightning_hooks.diagnostics.loss.report import NO_LOSS
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.loss_inputs.validated import ClassPairs
@@ -114,24 +117,35 @@ class LearnedByHeart(Rule, kind="overfitting", judges="epoch", shares=("better",
 class ValidationShift(Rule, kind="validation_shift", judges="epoch"):
     """Validation data whose size differs from that of the training data.
 
-    The model's inputs are compared. The outputs of its modules differ in healthy runs too: by dropout, batch normalisation and what
-    was learned over the epoch.
+    The batches are compared, and what the first layer is given: a training step may scale its batch, or add noise to it. The
+    outputs of layers differ in healthy runs too: by dropout, batch normalisation and what was learned over the epoch.
 
     Attributes:
         factor: Root mean square of the inputs in validation over that in training, or the inverse.
     """
 
-    factor: float = 5.0
+    factor: float = 4.0
 
     def __call__(self, report: FeatureReport) -> Alerts:
-        training, validation = (getattr(report.inputs.get(stage), "rms", 0.0) for stage in ("training", "validation"))
-        ratio = validation / training if training > 0 and validation > 0 else 1.0
-        if max(ratio, 1 / ratio) > self.factor and report.first_called:
+        site, place, inputs = report.first_called, f"its input ({in_batch(report.input_place)})", report.inputs
+        if not self._apart(inputs):
+            site, place, inputs = report.first_layer, "what it is given, behind what the steps do to a batch,", report.layer_inputs
+        if self._apart(inputs) and site:
+            ratio, sizes = _ratio(inputs), {part: stats.rms for part, stats in inputs.items()}
             yield self.alert(
-                report, report.first_called, ratio, (1 / self.factor, self.factor)[ratio > 1], "warning",
-                f"its input ({in_batch(report.input_place)}) has a root mean square of {validation:.3g} in validation and "
-                f"{training:.3g} in training (limit: a factor of {self.factor:.3g}): the two are prepared differently.",
+                report, site, ratio, (1 / self.factor, self.factor)[ratio > 1], "warning",
+                f"{place} has a root mean square of {sizes['validation']:.3g} in validation and {sizes['training']:.3g} in "
+                f"training (limit: a factor of {self.factor:.3g}): the two are prepared differently.",
             )  # fmt: skip
+
+    def _apart(self, inputs: Mapping[str, FeatureStats]) -> bool:
+        return max(_ratio(inputs), 1 / _ratio(inputs)) > self.factor
+
+
+def _ratio(inputs: Mapping[str, FeatureStats]) -> float:
+    """Root mean square in validation over that in training; 1 where one of them is 0 or not known."""
+    training, validation = (getattr(inputs.get(part), "rms", 0.0) for part in PARTS)
+    return validation / training if training > 0 and validation > 0 else 1.0
 
 
 class ValidationApart(Rule, kind="validation_shift", judges="epoch"):
@@ -230,10 +244,11 @@ KINDS = (
     ),
     Kind(
         "validation_shift", "Validation data unlike the training data", group="Data", states="fact",
-        causes=(code.other_numbers, code.OTHER_UNITS),
-        meaning="The model's input has a different size in validation than in training: usually one of the two is not normalised. "
+        causes=(code.other_numbers, data.strong_augmentation, code.OTHER_UNITS),
+        meaning="The model's input has a different size in validation than in training: usually one of the two is not normalised, "
+        "or training adds noise that is larger than the data. "
         "Or predictions in validation follow the labels, by other numbers of the classes.",
-        formula="ratio = rms(model input in validation) / rms(model input in training)\n\n"
+        formula="ratio = rms(input in validation) / rms(input in training), of batches, and of what the first layer is given\n\n"
         "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}\n"
         "or if, in the first two epochs, two validation losses in a row > {ValidationApart.worse} * that of guessing, and training "
         "loss < {ValidationApart.better} * validation loss and < that of guessing,\n   the second > {ValidationApart.stays} * the "

@@ -58,7 +58,11 @@ class CopyColumn(Columns):
 
 
 class TargetCopyTable(CallTable):
-    """Compares the target of each loss with what the first modules are given, data and tokens."""
+    """Compares the target of each loss with what the first modules are given, data and tokens.
+
+    Attributes:
+        held: What they are given in the batch under way: ``table`` and ``tokens``, each with the module's place.
+    """
 
     columns = CopyColumn
     functions: ClassVar[tuple[str, ...]] = (*CLASSIFICATION, *BINARY, *REGRESSION)
@@ -66,37 +70,32 @@ class TargetCopyTable(CallTable):
     def __init__(self, functional: FunctionalCalls, context: Context, sites: Sequence[str]) -> None:
         super().__init__(functional, MOST_LOSSES, context.host.setup.device)
         self._names = sites
-        self._table: tuple[int, Tensor] | None = None
-        self._tokens: Tensor | None = None
+        self.held: dict[str, tuple[int, Tensor]] = {}
         context.on_call(self.functions, self._record)
-
-    def forget(self) -> None:
-        """The batch is over."""
-        self._table = self._tokens = None
 
     def given(self, site: int, args: Sequence[Any]) -> None:
         """Keep what the first module is given that holds data: numbers without a gradient, a few of each sample, or tokens."""
         value = args[0] if args else None
-        if (self._table is not None and self._tokens is not None) or not in_memory(value) or value.requires_grad or value.dim() < 2:
+        if len(self.held) == 2 or not in_memory(value) or value.requires_grad or value.dim() < 2:
             return
         if value.is_floating_point():
-            if self._table is None and is_table(value):
-                self._table = site, value
-        elif self._tokens is None and value.dtype == torch.int64 and value.dim() == 2:
-            self._tokens = value
+            if "table" not in self.held and is_table(value):
+                self.held["table"] = site, value
+        elif value.dtype == torch.int64 and value.dim() == 2:
+            self.held.setdefault("tokens", (site, value))
 
     def _record(self, call: FunctionalCall) -> None:
         given, index = call.arguments.get("target"), self.index_of(call)
         if index is None or not in_memory(given) or given.requires_grad:
             return
         target, ignored = plain_values(given), call.arguments.get("ignore_index", -100)
-        table, tokens = self._table, self._tokens
+        table, tokens = self.held.get("table"), self.held.get("tokens")
         if table is not None and target.numel() == len(table[1]) == len(target):
             self._count(index, CopyColumn.CALLS, target, *_in_column(plain_values(table[1]), target))
             row = self.host_row(index)
             row[CopyColumn.SITE] = max(row[CopyColumn.SITE], table[0] + 1)
-        elif tokens is not None and not target.is_floating_point() and target.numel() == tokens.numel():
-            self._count(index, CopyColumn.TOKEN_CALLS, target, *_as_tokens(plain_values(tokens), target, ignored))
+        elif tokens is not None and not target.is_floating_point() and target.numel() == tokens[1].numel():
+            self._count(index, CopyColumn.TOKEN_CALLS, target, *_as_tokens(plain_values(tokens[1]), target, ignored))
 
     def _count(self, index: int, column: CopyColumn, target: Tensor, varied: Tensor, copied: Tensor, place: Tensor) -> None:
         self.host_row(index)[CopyColumn.TARGETS] += target.numel()

@@ -62,6 +62,36 @@ class PoorInit(Rule, kind="poor_init"):
         return [site for site in far if sum(1 / self.near < gain / gains[site] < self.near for gain in gains.values()) == 1]
 
 
+class LargeLayers(Rule, kind="poor_init"):
+    """A model most of whose layers start with far larger weights than any common initialisation gives, and put out as much more.
+
+    Without a norm signals grow from layer to layer. Behind norms they do not, and steps are small against such weights. Where the
+    forward scales weights down itself, as with an equalised learning rate (Karras et al. 2018), outputs are no larger.
+
+    Attributes:
+        gain: Median gain of the layers, above which it counts: 1.4 is the largest of 1 160 drawn healthy trainings.
+        outputs: Median of the root mean squares of their outputs, above which it counts.
+    """
+
+    gain: float = 4.0
+    outputs: ClassVar[float] = 2.0
+    min_layers: ClassVar[int] = 3
+
+    def __call__(self, report: FeatureReport) -> Alerts:
+        gains = {site: gain for site, gain in report.initial_gains.items() if 0 < gain < math.inf and site in report.sites}
+        large = [site for site, gain in gains.items() if gain > self.gain]
+        if len(gains) < self.min_layers or not large or report.epoch:
+            return
+        middle, size = (statistics.median(of) for of in (gains.values(), [report.sites[site].rms for site in gains]))
+        if middle > self.gain and size > self.outputs:
+            yield self.alert(
+                report, large[0], middle, self.gain, "warning",
+                f"{len(large)} of {len(gains)} layers start with a gain above {self.gain:g} (median {middle:.3g}): each puts out "
+                f"about so many times what it is given, numbers of a size near {size:.3g}.",
+                advice=("Leave the initialisation of layers to PyTorch",),
+            )  # fmt: skip
+
+
 class ConstantWeights(Rule, kind="poor_init"):
     """Layers that start with one number, other than 0, in all their weights.
 
@@ -173,7 +203,7 @@ class FirstLossFar(Rule, kind="poor_init"):
             )  # fmt: skip
 
 
-__all__ = ["ConstantWeights", "FirstLossFar", "FirstLossHigh", "OneSignWeights", "PoorInit"]
+__all__ = ["ConstantWeights", "FirstLossFar", "FirstLossHigh", "LargeLayers", "OneSignWeights", "PoorInit"]
 
 KINDS = (
     Kind(
@@ -185,7 +215,8 @@ KINDS = (
         meaning="The initial weights of one layer are much larger or much smaller than those of the other layers of the same role "
         "(the same type and last part of the name), and the signal through it grows or shrinks by the same factor; or all initial "
         "weights of several layers are one number, so that their units are the same and stay the same, or all of one sign, so "
-        "that their outputs hardly depend on the input; or the first loss is far above that of equal probabilities.",
+        "that their outputs hardly depend on the input; or most are far larger than usual; or the first loss is far above that of "
+        "equal probabilities.",
         formula="gain = rms(weight) * sqrt(fan_in)\n"
         "ratio = gain / median gain of the layers of the same role\n\n"
         "alert if max(ratio, 1 / ratio) > {PoorInit.factor}, in a role of at least {PoorInit.min_layers} layers,\n"
@@ -197,6 +228,8 @@ KINDS = (
         "   still similar after the first window;\n"
         "matrices of recurrent layers count as layers\n"
         "or if the weights of at least {OneSignWeights.layers} linear or convolution layers are all above 0, or all below\n"
+        "or if the median gain of at least {LargeLayers.min_layers} layers > {LargeLayers.gain}, and that of rms(output) > "
+        "{LargeLayers.outputs}\n"
         "info if the first cross entropy > {FirstLossHigh.factor} * log(number of classes), a warning from {FirstLossHigh.far} "
         "times on\n"
         "or if the loss at the start > {FirstLossFar.factor} * that of the best constant answer",

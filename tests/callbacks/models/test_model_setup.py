@@ -112,6 +112,67 @@ def test_what_the_model_starts_from_and_is_fed() -> None:
     assert_same(type(report).from_dict(report.to_dict()), report)
 
 
+class Noisy(Classifier):
+    """Adds noise to the batches of training in its step."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.generator, self.given = torch.Generator().manual_seed(3), list[Tensor]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        noisy = batch[0] + 6 * torch.randn(batch[0].shape, generator=self.generator)
+        self.given.append(noisy)
+        return super().training_step((noisy, batch[1]), batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        assert bool(self.net[0]._forward_pre_hooks) == (batch_idx == 0)
+        self.net(batch[0])
+
+
+def test_what_the_first_layer_is_given() -> None:
+    torch.manual_seed(0)
+    model = Noisy(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)))
+    monitor = FeatureStatsMonitor(every_n_steps=3, summary=False)
+    held_out = [*loader(seed=5)]
+    trainer([monitor], num_sanity_val_steps=0).fit(model, loader(), torch.utils.data.DataLoader(held_out, batch_size=None))  # type: ignore[arg-type]
+    report = monitor.report
+    assert report.first_layer == "net.0"
+    for part, values in (("training", torch.cat(model.given[::3][:4])), ("validation", held_out[0][0])):
+        assert report.layer_inputs[part].rms == pytest.approx(values.double().square().mean().sqrt().item(), rel=1e-6)
+        assert report.layer_inputs[part].count == values.numel()
+    assert report.inputs["training"].rms < 2
+    (alert,) = report.alerts
+    assert (alert.kind, alert.site, alert.causes[0].name) == ("validation_shift", "net.0", "strong_augmentation")
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+def test_a_validation_that_raises_leaves_no_hook() -> None:
+    class Raises(Noisy):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            raise ZeroDivisionError
+
+    model = Raises(nn.Sequential(nn.Linear(8, 3)))
+    run = trainer([FeatureStatsMonitor(summary=False)], num_sanity_val_steps=0)
+    with pytest.raises(ZeroDivisionError):
+        run.fit(model, loader(), loader(seed=5))
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+def test_a_layer_with_a_fused_path_has_no_hook_in_validation() -> None:
+    class Sequences(Noisy):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.net(batch[0][:, None]).square().mean()  # type: ignore[no-any-return]
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.net(batch[0][:, None])
+            assert not any(module._forward_pre_hooks or module._forward_hooks for module in self.modules())
+
+    monitor = FeatureStatsMonitor(summary=False)
+    model = Sequences(nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)))
+    trainer([monitor]).fit(model, loader(), loader(seed=5))
+    assert monitor.report.layer_inputs.keys() <= {"training"}
+
+
 def test_a_graph_that_cannot_be_looked_through_does_not_end_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(loss: Tensor) -> None:
         raise ZeroDivisionError("of ours")

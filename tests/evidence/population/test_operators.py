@@ -33,7 +33,7 @@ def short(seed: int, task: str = "digits") -> Recipe:
     """A drawn recipe, of a few samples and steps."""
     drawn = draw(seed, task)
     few = {"samples": 64, "batch_size": 16, "steps": 6, "pretrained": min(drawn.pretrained, 3), "imbalance": 1.0}
-    return replace(drawn, **few, clip=drawn.clip / 50, validate=False, warmup=0.0, watched=())
+    return replace(drawn, **few, clip=drawn.clip / 50, validate=True, warmup=0.0, watched=())
 
 
 @cache

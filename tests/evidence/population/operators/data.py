@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tests.evidence.population.operators.fault import Group, Sites, between, both, shuffled, when
+from tests.evidence.population.operators.fault import Group, Sites, between, both, shuffled, validating, when
 from tests.evidence.population.training import Batch, Training
 
 CLASSES = ("classes", "tokens", "masks")
@@ -148,7 +148,7 @@ fault.by("large_inputs", "scale the inputs to a deviation of 1", floats,
          inputs_scaled=lambda t, _: inputs(t, times(between(t, 30, 3000))))
 fault.by("large_inputs destroyed_inputs", "subtract the mean from the inputs", floats,
          inputs_shifted=lambda t, _: inputs(t, times(1.0, between(t, 5, 300) * spread(t))))
-fault.by("other_units", "scale validation as training", floats,
+fault.by("other_units", "scale validation as training", both(validating, floats),
          validation_in_other_units=lambda t, _: inputs(t, times(t.pick((1 / 255, 16.0, 255.0, between(t, 5, 100)))), BOTH[1:]))
 fault.by("unrelated_targets unlike_validation", "keep each sample with its target", targets,
          targets_shuffled=lambda t, _: answers(t, lambda y: y[shuffled(t, len(y))], TRAIN))

@@ -136,6 +136,10 @@ def when(condition: Callable[[Training], bool]) -> Where:
     return lambda training: [None] if condition(training) else []
 
 
+validating = when(lambda training: training.recipe.validate)
+"""Where a fault that only shows in validation can be seen."""
+
+
 def swap(model: nn.Module, name: str, new: nn.Module) -> None:
     """Put another module in the place of one."""
     parent, _, last = name.rpartition(".")

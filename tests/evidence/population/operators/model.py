@@ -11,7 +11,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.evidence.population.layers import ACTIVATIONS, Attention, Positions, Residual
-from tests.evidence.population.operators.fault import Around, Group, Sites, between, both, head, layers, of, swap, when, whole
+from tests.evidence.population.operators.fault import (
+    Around,
+    Group,
+    Sites,
+    between,
+    both,
+    head,
+    layers,
+    of,
+    swap,
+    validating,
+    when,
+    whole,
+)
 from tests.evidence.population.training import Training
 
 LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d)
@@ -233,7 +246,7 @@ fault.by("inverted_mask wrong_mask target_in_input", "invert the mask", causal,
          causal_mask_inverted=lambda t, names: around(t, names, lambda x: x.flip(1)))
 fault.by("module_setting", "drop at most half", head,
          dropout_of_nearly_all=lambda t, name: dropped(t, name, nn.Dropout(t.pick((0.9, 0.95, 0.98)))))
-fault.by("drops_in_eval", "pass self.training", both(when(lambda t: not t.recipe.tied), head),
+fault.by("drops_in_eval", "pass self.training", both(validating, when(lambda t: not t.recipe.tied), head),
          dropout_in_evaluation=lambda t, name: dropped(t, name, dropping(t.pick((0.3, 0.5, 0.8)))))
 fault.by("frozen_by_mistake", "train the layer", both(when(lambda t: t.recipe.frozen != "body"), head), head_frozen=frozen)
 fault.by("unscaled_scores", "divide the scores by the root of the head's width", whole(scored),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from tests.evidence.population.operators.fault import Group, Sites, between, of, when
+from tests.evidence.population.operators.fault import Group, Sites, between, both, of, validating, when
 from tests.evidence.population.operators.model import BATCH_NORMS, inner
 from tests.evidence.population.training import Training
 
@@ -75,7 +75,7 @@ def freeze(t: Training, part: str) -> Sites:
 
 
 # fmt: off
-fault.by("train_mode_in_evaluation drops_in_eval", "call model.eval() before evaluation", modal,
+fault.by("train_mode_in_evaluation drops_in_eval", "call model.eval() before evaluation", both(validating, modal),
          evaluated_in_train_mode=lambda t, _: put(t, eval_mode=False))
 fault.by("clips_in_vain", "clip between backward and step", clipped,
          clipped_at_another_time=lambda t, _: put(t, clip_at=t.pick(("after_step", "before_backward"))))
