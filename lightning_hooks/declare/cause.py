@@ -81,7 +81,7 @@ PROOF, STRONG, SOME, SLIGHT, SHOWN, AGAINST, EXCLUDES = "proof", "strong", "some
 # How much a piece of evidence says: it is wrong in itself; it is rare without this cause; it is more frequent with it; it is a
 # detail; nothing; it is rare with this cause; it is next to impossible with it. What each adds to the log-odds is measured.
 STRENGTHS = PROOF, STRONG, SOME, SLIGHT, SHOWN, AGAINST, EXCLUDES
-DECISIVE = 0.5  # the probability from which on a cause is named first
+DECISIVE = 0.4  # the probability from which on a cause is named first
 
 
 @dataclass(frozen=True, slots=True)

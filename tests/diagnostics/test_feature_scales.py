@@ -34,7 +34,7 @@ def test_sizes_are_those_of_the_batch_that_differs_most() -> None:
     assert scales.rms == pytest.approx(float(rms.max()), rel=1e-6)
 
 
-@pytest.mark.parametrize(("ratio", "found"), [(1e5, 0), (1.1e5, 1)])
+@pytest.mark.parametrize(("ratio", "found"), [(1e3, 0), (1.1e3, 1)])
 def test_the_limit(ratio: float, found: int) -> None:
     report = FeatureReport(0, 10, {}, feature_scales={"net.0": FeatureScales(ratio, 2, 8, 1e6)})
     assert [(a.kind, a.site, a.severity) for a in FeatureScale()(report)] == [("feature_scale", "net.0", "warning")] * found

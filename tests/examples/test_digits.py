@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "digits.py"
 EXPECTED = {
     "vanishing": ("warning", "representation_collapse", r"head\.stack\.\d+", "replace nn.Sigmoid by nn.ReLU"),
     "dying-relu": ("critical", "dead", r"head\.relu", "fill head.fc1.bias with 0"),
-    "exploding": ("warning", "poor_init", r"head\.fc2", "initialise head.stack.0.weight, head.stack.2.weight, "),
+    "exploding": ("warning", "poor_init", r"head\.stack\.0", "initialise head.stack.0.weight, head.stack.2.weight, "),
     "nan": ("critical", "nonfinite", r"features\.conv1", "replace batch[0] by finite numbers"),
 }
 

@@ -44,10 +44,10 @@ SYMPTOM = ["symptom", "kind dead", "symptom, cause unknown", "symptom, loss stan
     ("given", "expected"),
     [
         (alert("eval_mode"), ["fact", "kind eval_mode"]),
-        (alert("eval_mode", left_in_eval_mode=0.5), ["fact", "kind eval_mode", "cause left_in_eval_mode"]),
-        (alert("eval_mode", left_in_eval_mode=0.49), ["fact", "kind eval_mode"]),
+        (alert("eval_mode", left_in_eval_mode=0.4), ["fact", "kind eval_mode", "cause left_in_eval_mode"]),
+        (alert("eval_mode", left_in_eval_mode=0.39), ["fact", "kind eval_mode"]),
         (alert(), SYMPTOM),
-        (alert(rate_too_high=0.49), SYMPTOM),
+        (alert(rate_too_high=0.39), SYMPTOM),
         (
             alert(rate_too_high=0.79, offset_bias=0.5),
             ["symptom", "kind dead", "cause rate_too_high", "symptom, cause known", "symptom, loss stands", "a part of it"],

@@ -126,8 +126,8 @@ def test_a_fact_stands_alone() -> None:
         (alert("not_updated at a", rate_too_low=0.6), alert("updates_lost at a", half_weights=0.6), False),
         (alert("not_updated at a", rate_too_low=0.6), alert("updates_lost at a"), True),  # one that it may have
         (alert("not_updated at a", rate_too_low=0.6), alert("eval_mode at a"), False),
-        (alert("not_updated at a", rate_too_low=0.4), alert("updates_lost at a", rate_too_low=0.4), False),  # too little for it
-        (alert("not_updated at a", rate_too_low=0.6), alert("loud at a", rate_too_low=0.4), False),
+        (alert("not_updated at a", rate_too_low=0.39), alert("updates_lost at a", rate_too_low=0.39), False),  # too little for it
+        (alert("not_updated at a", rate_too_low=0.6), alert("loud at a", rate_too_low=0.39), False),
         (alert("not_updated at a", "info", rate_too_low=0.6), alert("updates_lost at a", rate_too_low=0.6), True),
     ],
 )

@@ -16,10 +16,12 @@ from lightning_hooks.hooks.functions import FUSED
 from lightning_hooks.hooks.tensors import plain_values
 from lightning_hooks.statistics.columns import RowTable
 from lightning_hooks.statistics.kernels import kernels_for
+from lightning_hooks.statistics.reduction import largest
 from lightning_hooks.statistics.rows import Clock, Column
+from lightning_hooks.statistics.tables import HostNumbers, Tables
 
 
-class FirstLayerTable(RowTable):
+class FirstLayerTable(Tables):
     """A row for the input of the first layer in training, one for that in validation.
 
     It is the first module whose forward is over and that was given numbers without a gradient: data, and what is made of them. In
@@ -29,11 +31,12 @@ class FirstLayerTable(RowTable):
         waits: Whether the batch under way is to be looked at, and was not yet.
     """
 
-    columns = Column
-
     def __init__(self, context: Context, sites: Sequence[tuple[str, nn.Module]], clock: Clock) -> None:
-        super().__init__(len(PARTS), context.host.setup.device)
-        self._sites, self._clock, self._kernels = sites, clock, kernels_for(self.rows.device.type)
+        device = context.host.setup.device
+        self._values = RowTable(len(PARTS), device, Column)
+        place = HostNumbers(lambda: [-1.0 if self._first is None else float(self._first)], largest, load=self._restore)
+        super().__init__(device, place=place, values=self._values)
+        self._sites, self._clock, self._kernels = sites, clock, kernels_for(self._values.rows.device.type)
         # A layer that has hooks does not take its fused path: results would differ in the last digits.
         outer = [module for module in context.host.model.modules() if isinstance(module, FUSED)]
         self._fused = {id(module) for each in outer for module in each.modules()}
@@ -49,11 +52,14 @@ class FirstLayerTable(RowTable):
             self._first = site
         if site == self._first and data:
             self.waits = False
-            self._kernels.record(self.rows, 0, value if self._kernels.proves else plain_values(value), self._clock)
+            self._kernels.record(self._values.rows, 0, value if self._kernels.proves else plain_values(value), self._clock)
 
     def _validated(self, value: Any) -> None:
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1:
-            self._kernels.record(self.rows, 1, plain_values(value.detach()), self._clock)
+            self._kernels.record(self._values.rows, 1, plain_values(value.detach()), self._clock)
+
+    def _restore(self, place: list[float]) -> None:
+        self._first = int(place[0]) if place[0] >= 0 else None
 
     def validation_batch(self, index: int) -> None:
         """A validation batch starts: the layer has a hook in the first one."""
@@ -69,9 +75,11 @@ class FirstLayerTable(RowTable):
 
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
-        rows = zip(PARTS, self.lines(packed), strict=True)
+        parts = self.split(packed)
+        rows = zip(PARTS, self._values.lines(parts["values"]), strict=True)
         found = {part: feature_stats(row) for part, row in rows if row[Column.CALLS]}
-        return {"layer_inputs": found, "first_layer": "" if self._first is None else self._sites[self._first][0]}
+        place = int(parts["place"])
+        return {"layer_inputs": found, "first_layer": self._sites[place][0] if place >= 0 else ""}
 
 
 class _Given(Listener):

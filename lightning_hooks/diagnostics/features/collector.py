@@ -282,7 +282,7 @@ class _FeatureRecorder(OutputRecorder):
             if args and issubclass(type(args[0]), Tensor) and not args[0].requires_grad:
                 if outputs.copies is not None:
                     outputs.copies.given(self.index, args)
-                if self.first.waits:
+                if self.first.waits and module is not None:  # of a compiled graph only some modules hand on their input
                     self.first.given(self.index, args[0])
         if self.line is not None and module is not None:  # a compiled graph calls without the module
             self.scales.take(self.line, args)

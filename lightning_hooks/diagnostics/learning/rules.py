@@ -117,7 +117,6 @@ def _warms_up(report: GradientFlowReport) -> bool:
 
 
 ENOUGH = 8  # losses of a window whose mean is compared with the first one: fewer may differ by chance
-NO_BETTER = 0.95  # the loss over the first one above which it is as bad
 MOST_LONGER = 100.0  # a ratio any nearer to 1 is rounding
 
 
@@ -129,13 +128,13 @@ def factor_to_best(step_ratio: float) -> float:
 class StepTooLong(Rule, kind="step_too_long", shares=("size",)):
     """Steps that end about as high as they began, or higher; or that nearly replace weights, and ruin the loss.
 
-    It is a warning where the loss is ruined. Of 60 trainings of small models, at a good rate and up to 1000 times it, the mean
-    loss of the first epoch was at most 1.02 times the first one in those that learned, and above twice that in nearly all others.
+    It is a warning where they are measured to ruin the loss, or it stays ruined for two windows in a row, or is not finite: of 31
+    drawn trainings with such a first window 17 learned in the end, and of these 15 had recovered in the second.
 
     Attributes:
         threshold: Median step ratio below which it counts.
-        ruined: Mean loss of a window, or of its end, over the first loss, above which steps have ruined it, until it is better than
-            that.
+        ruined: Mean loss of a window, or of its end, over the first loss, above which steps have ruined it.
+        far: The same, above which one window is enough.
         size: Where no step ratio says so: the largest share of a weight that a step changed, the median of all weights, from which
             on it is the steps that did.
     """
@@ -143,10 +142,12 @@ class StepTooLong(Rule, kind="step_too_long", shares=("size",)):
     threshold: float = 0.1
     min_reruns: ClassVar[int] = 4  # measured steps that there must be
     ruined: ClassVar[float] = 1.5
+    far: ClassVar[float] = 1e4
     size: float = 0.1
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
-        times, ratio = self._ruin(report), math.inf
+        times, stays = self._ruin(report)
+        ratio = math.inf
         if report.learned.reruns >= self.min_reruns and report.learned.step_ratio is not None:
             ratio = report.learned.step_ratio
         lower = 1.0 / factor_to_best(ratio) if ratio < self.threshold else 10.0
@@ -160,16 +161,17 @@ class StepTooLong(Rule, kind="step_too_long", shares=("size",)):
             )  # fmt: skip
         elif ruin and (size := max(map(_largest_steps, report.windows))) >= self.size:
             yield self.alert(
-                report, SITE, times, self.ruined, "warning",
+                report, SITE, times, self.ruined, graded(stays),
                 f"the loss has been {times:.3g} times that before the first step (limit {self.ruined:g} times), and a step changed "
                 f"weights by up to {percent(size)} of their size (median of all weights; limit {percent(self.size)}).",
                 advice=advice,
             )  # fmt: skip
 
-    def _ruin(self, report: GradientFlowReport) -> float:
-        """The most that the loss has been of the first one, as long as it is no better than that."""
-        now, lost = _risen(report), report.loss is not None and report.loss.nonfinite_steps > 0
-        return max(map(_risen, report.windows)) if lost or now > NO_BETTER else now
+    def _ruin(self, report: GradientFlowReport) -> tuple[float, bool]:
+        """The most that the loss has been of the first one, in this window and the one before it, and whether it stays so."""
+        known, lost = [*map(_risen, report.windows)], report.loss is not None and report.loss.nonfinite_steps > 0
+        last = known[-2:]
+        return max(known if lost else last), lost or max(last) > self.far or (len(last) == 2 and min(last) > self.ruined)
 
 
 def _risen(report: GradientFlowReport) -> float:
@@ -280,10 +282,10 @@ KINDS = (
         "predicts, or raised the loss. Or steps nearly replace weights, and the loss is far above what it was before the first.",
         formula="ratio = median over the last measured steps of (loss before - loss after) / predicted gain\n\n"
         "alert if ratio < {StepTooLong.threshold}, with at least {StepTooLong.min_reruns} measured steps\n"
-        "      or mean loss > {StepTooLong.ruined} * the first loss, and is still no better than that,\n"
+        "      or mean loss > {StepTooLong.ruined} * the first loss, in this window or the one before,\n"
         "         and median over the weights of the largest update_ratio >= {StepTooLong.size}",
-        severities="info; warning where the loss has been above {StepTooLong.ruined} times the first one, and is no better now",
-         # steps were well before the leap
+        severities="info; warning where the loss is above {StepTooLong.ruined} times the first one for two windows in a row, or "
+        "above {StepTooLong.far} times it",
         advice=("Lower the learning rate", "Warm the learning rate up", "Clip gradients"),
     ),
     Kind(

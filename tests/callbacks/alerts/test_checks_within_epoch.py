@@ -264,5 +264,5 @@ def test_an_id_beyond_the_table_is_named_at_the_crash(bad: int, caplog: pytest.L
     seen = f"id 9 in a table of 9 rows, at [5, 1] of tensor 0 of the batch, in training batch {bad} of the epoch."
     (alert,) = monitor.features.alerts
     assert (alert.name, alert.batch) == ("id_out_of_range at net.0", bad)
-    where = f"id_out_of_range at net.0 (epoch 0, step {bad}, since batch {bad}, 96% likely)"
+    where = f"id_out_of_range at net.0 (epoch 0, step {bad}, since batch {bad}, 97% likely)"
     assert line.startswith(f"[critical] {where}: {seen}")

@@ -27,7 +27,7 @@ def test_log_goes_to_our_logger_once_in_three_lines(caplog: pytest.LogCaptureFix
     assert (reported.name, reported.levelname) == ("lightning_hooks", "WARNING")
     what, why, advice = reported.message.splitlines()
     (alert,) = (alert for alert in monitor.history[0].alerts if alert.kind == "dead")
-    assert what == f"[critical] dead at net.1 (epoch 0, step 7, 95% likely): {alert.diagnosis}"
+    assert what == f"[critical] dead at net.1 (epoch 0, step 7, 96% likely): {alert.diagnosis}"
     assert why == f"  seen: {alert.message}"
     assert advice == "  try: fill net.0.bias with 0: nn.init.zeros_(self.net[0].bias)."
     caplog.clear()
@@ -38,7 +38,7 @@ def test_log_goes_to_our_logger_once_in_three_lines(caplog: pytest.LogCaptureFix
 
 def test_warn_warns_once() -> None:
     with pytest.warns(
-        UserWarning, match=r"\[critical\] dead at net.1 \(epoch 0, step 7, 95% likely\): net\.0\.bias is -100"
+        UserWarning, match=r"\[critical\] dead at net.1 \(epoch 0, step 7, 96% likely\): net\.0\.bias is -100"
     ) as reported:
         trainer([FeatureStatsMonitor(on_alert="warn", summary=False)], max_epochs=3).fit(dying(), loader())
     assert len([w for w in reported if "dead at net.1" in str(w.message)]) == 1

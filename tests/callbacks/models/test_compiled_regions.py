@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.utils.checkpoint.*"),
 ]
 
-UNSEEN = ("loss_sign", "feature_scales", "linear_layers")
+UNSEEN = ("loss_sign", "feature_scales", "linear_layers", "layer_inputs", "first_layer")
 """What graphs do not show."""
 
 

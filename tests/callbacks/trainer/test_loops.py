@@ -23,7 +23,7 @@ def reports(model: Classifier | None = None, val: bool = False, callbacks: Any =
     torch.manual_seed(1)
     trainer([*callbacks, *ours], gradient_clip_val=0.5, **kwargs).fit(model, loader(), loader(seed=9) if val else None)
     features, *others = (callback.report for callback in ours[:3])
-    return everything([dataclasses.replace(features, inputs={}), *others])  # all that is of training
+    return everything([dataclasses.replace(features, inputs={}, layer_inputs={}), *others])  # all that is of training
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ TABLE = Path(__file__).with_name("table.json")
 WEIGHTS = Path("lightning_hooks/judge/judge.json")
 HEALTHY_OVER_HARMED = 4.0
 """Of five trainings one has a fault."""
-SINGLE, CLASS = 0.8, 1.5
+SINGLE, CLASS = 1.0, 1.5
 """How evidence of single kinds and causes is scaled, and that of all others: the larger, the less it is pulled to 0."""
 SIGNS = {
     "a part of it": -1, "all of it": 1, "near its limit": -1, "far over its limit": 1,
