@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, percent
+from lightning_hooks.declare.rule import Alerts, Rule, graded, percent
 from lightning_hooks.diagnostics.causes import code, steps
 from lightning_hooks.diagnostics.loss.report import BEFORE, BLOCK, LASTING, NO_LOSS, LossReport
 from lightning_hooks.diagnostics.reports import GradientFlowReport
@@ -31,7 +31,7 @@ class LossNonfinite(Rule, kind="loss_nonfinite"):
         skipped = loss.scaled and (any(map(math.isfinite, loss.recent[-1:])) or loss.nonfinite_steps <= loss.count)
         if loss.nonfinite_steps:
             yield self.alert(
-                report, SITE, loss.nonfinite_steps, 0.0, "info" if skipped else "critical",
+                report, SITE, loss.nonfinite_steps, 0.0, graded(not skipped, "critical"),
                 f"the loss was NaN or infinite in {loss.nonfinite_steps} of {loss.nonfinite_steps + loss.count} training batches, "
                 f"first in batch {loss.first_nonfinite_batch} of the epoch, at global step {loss.first_nonfinite_step}"
                 f"{'; the loss scaler skips such steps' * skipped}.",

@@ -82,24 +82,26 @@ class RouterCollapse(Rule, kind="router_collapse", judges="epoch", shares=("thre
     min_batches: ClassVar[int] = 20
 
     def __call__(self, report: RouterReport) -> Alerts:
-        for site, stats in report.routers.items():
-            if _batches_in_a_row(report, partial(self._has_collapsed, site)) >= self.min_batches:
-                yield self.alert(
-                    report, site, stats.effective, self._least(stats), "warning",
-                    f"its {stats.tokens} tokens, with {stats.top_k} of {stats.experts} experts each, go to {stats.effective:.3g} "
-                    f"experts in effect; one of them gets {percent(max(stats.load) * stats.top_k)} of all tokens.",
-                )  # fmt: skip
-        for site, book in report.codebooks.items():
-            if _batches_in_a_row(report, partial(self._has_collapsed, site)) >= self.min_batches:
-                yield self.alert(
-                    report, site, book.perplexity, self._fewest(book), "warning",
-                    f"it chooses {book.perplexity:.3g} of its {book.size} codes in effect (perplexity), over {book.codes} choices.",
-                    advice=(
-                        "Start codes that are not used again from outputs of the encoder",
-                        "Learn the codebook by moving averages, or codes of fewer dimensions",
-                        "Initialise it by k-means of a batch",
-                    ),
-                )  # fmt: skip
+        for site, stats in self._collapsed(report, report.routers):
+            yield self.alert(
+                report, site, stats.effective, self._least(stats), "warning",
+                f"its {stats.tokens} tokens, with {stats.top_k} of {stats.experts} experts each, go to {stats.effective:.3g} "
+                f"experts in effect; one of them gets {percent(max(stats.load) * stats.top_k)} of all tokens.",
+            )  # fmt: skip
+        for site, book in self._collapsed(report, report.codebooks):
+            yield self.alert(
+                report, site, book.perplexity, self._fewest(book), "warning",
+                f"it chooses {book.perplexity:.3g} of its {book.size} codes in effect (perplexity), over {book.codes} choices.",
+                advice=(
+                    "Start codes that are not used again from outputs of the encoder",
+                    "Learn the codebook by moving averages, or codes of fewer dimensions",
+                    "Initialise it by k-means of a batch",
+                ),
+            )  # fmt: skip
+
+    def _collapsed(self, report: RouterReport, found: Mapping[str, T]) -> list[tuple[str, T]]:
+        rows = ((site, stats, _batches_in_a_row(report, partial(self._has_collapsed, site))) for site, stats in found.items())
+        return [(site, stats) for site, stats, batches in rows if batches >= self.min_batches]
 
     def _has_collapsed(self, site: str, window: RouterReport) -> bool:
         judged = [stats for stats in _of(window.routers, site) if _is_judged(stats, self.min_choices)]
