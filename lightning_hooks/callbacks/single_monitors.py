@@ -222,8 +222,7 @@ class AttentionMonitor(Monitor[AttentionReport]):
         figures: bool | int = False,
         progress_bar: bool = False,
     ) -> None:
-        settings = Settings(**arguments_in(locals()))
-        super().__init__(settings, partial(AttentionCollector, expected=True))
+        super().__init__(Settings(**arguments_in(locals())), partial(AttentionCollector, expected=True))
 
 
 class RouterMonitor(Monitor[RouterReport]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import attrgetter
@@ -161,7 +161,7 @@ class FunctionalCalls:
                 wanted |= subscriber.functions
         if wanted:
             self.running = True
-            self.observer.start(None if self._is_full() else self._callers(wanted))
+            self.observer.start(None if self._is_full() else {site.module for site in self.sites if site.function in wanted})
 
     def _is_full(self) -> bool:
         """Whether the calls of all modules are to be seen: those that call nothing so far may start to."""
@@ -169,14 +169,6 @@ class FunctionalCalls:
         self._state += map(attrgetter("requires_grad"), self._parameters)
         self._batches += 1
         return self._batches <= FIRST_FULL or self._batches % FULL_EVERY == 0 or self._state != before
-
-    def _callers(self, wanted: Collection[str]) -> set[str]:
-        """The modules that are known to call one of these functions, on any rank."""
-        found = set[str]()
-        for site in self.sites:
-            if site.function in wanted:
-                found.add(site.module)
-        return found
 
     def of(self, owner: object) -> bool:
         """Whether an owner records calls of training batches."""

@@ -134,8 +134,7 @@ class RuleBook:
         return [one for one in found if not any(mute.mutes(one.alert) for mute in self.mutes)]
 
     def _add(self, rule: RuleLike) -> None:
-        key = type(rule) if isinstance(rule, Rule) else object()
-        group = self._groups.setdefault(key, [])
+        group = self._groups.setdefault(type(rule) if isinstance(rule, Rule) else object(), [])
         if isinstance(rule, Rule) and rule.sites == "*":
             group.clear()
         group.append(rule)

@@ -38,11 +38,8 @@ def squashed_twice(loss: Tensor) -> Any | None:
     Returns:
         The graph node of that softmax or sigmoid, or None.
     """
-    for node, name, _ in _operations(loss.grad_fn, NEAR):
-        before, operation = _unmoved(_input(node)) if name in _SQUASHING else (None, "")
-        if operation in _SQUASHED:
-            return before
-    return None
+    squashing = (node for node, name, _ in _operations(loss.grad_fn, NEAR) if name in _SQUASHING)
+    return next((before for before, operation in map(_unmoved, map(_input, squashing)) if operation in _SQUASHED), None)
 
 
 def made_by(tensor: Tensor) -> str:
@@ -151,20 +148,14 @@ def weights_of_targets(loss: Tensor, compared: Sequence[tuple[Any, Any, Any]]) -
         loss: The loss, before backward.
         compared: Of each call the nodes of its output, its input and its target.
     """
-    cut = set[tuple[Any, Any]]()
-    for output, given, target in compared:
-        cut |= {(node, target) for node, _, _ in _operations(output, NEAR, ends=(given, target))}
+    cut = {(node, target) for output, given, target in compared for node, _, _ in _operations(output, NEAR, ends=(given, target))}
     if not cut:
         return []
     elsewhere = {node for node, _, _ in _operations(loss.grad_fn, MOST, cut=cut)}
-    found = []
-    names = dict[Any, str]()
-    for node, name, user in _operations(loss.grad_fn, MOST):
-        names[node] = name
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, nn.Parameter) and node not in elsewhere and names[user] in _MULTIPLIES:
-            found.append(variable)
-    return found
+    graph = _operations(loss.grad_fn, MOST)
+    multiplies = {node for node, name, _ in graph if name in _MULTIPLIES}
+    variables = (getattr(node, "variable", None) for node, _, user in graph if node not in elsewhere and user in multiplies)
+    return [variable for variable in variables if isinstance(variable, nn.Parameter)]
 
 
 def _operations(

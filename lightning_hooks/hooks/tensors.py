@@ -229,9 +229,8 @@ def has_values(tensor: Tensor) -> bool:
 def is_computed(tensor: Tensor) -> bool:
     """Whether torch computes with values of this class, type and layout; of a subclass with operators of its own only a DTensor."""
     kind = type(tensor)
-    if kind not in _PLAIN and (nn.parameter.is_lazy(tensor) or (_has_operators(kind) and not is_distributed(tensor))):
-        return False
-    return tensor.dtype in _COMPUTED and tensor.layout is torch.strided and not tensor.is_nested
+    own = kind not in _PLAIN and (nn.parameter.is_lazy(tensor) or (_has_operators(kind) and not is_distributed(tensor)))
+    return not own and tensor.dtype in _COMPUTED and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def computed(tensors: Iterable[Tensor]) -> list[bool]:

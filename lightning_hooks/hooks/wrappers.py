@@ -210,7 +210,7 @@ class skipping(guarded):  # noqa: N801  as guarded
     def failed(self, error: Exception) -> None:
         if not isinstance(error, UnreadableError):
             super().failed(error)
-            return
-        self.skip()
-        if self.on_fault is not None:
-            self.on_fault(self.site, error)
+        else:
+            self.skip()
+            if self.on_fault is not None:
+                self.on_fault(self.site, error)

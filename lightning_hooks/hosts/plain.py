@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
@@ -20,6 +19,7 @@ from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks.attributes import exchange
 from lightning_hooks.hooks.tensors import as_number, is_distributed
 from lightning_hooks.replay.rows import LoaderRows
+from lightning_hooks.statistics.reduction import TableIndex, all_ranks
 from lightning_hooks.trackers import Trackers
 
 # Wrappers whose parameters are shards that do not say how they are spread
@@ -204,14 +204,13 @@ class LoopStepAgain(StepAgain):
 
 def setup_of(model: nn.Module, **known: Any) -> TrainingSetup:
     """What a model and the process group say, and what is known otherwise."""
-    grouped = torch.distributed.is_available() and torch.distributed.is_initialized()
-    ranks = torch.distributed.get_world_size() if grouped else 1
+    rank = all_ranks() or TableIndex(0, 1)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     found: dict[str, Any] = {
         "device": device,
-        "world_size": ranks,
-        "data_parallel_size": ranks,
-        "is_global_zero": not grouped or torch.distributed.get_rank() == 0,
+        "world_size": rank.count,
+        "data_parallel_size": rank.count,
+        "is_global_zero": rank.number == 0,
         "unreadable_shards": next((kind for module in model.modules() if (kind := type(module).__name__) in UNREADABLE), ""),
     }
     return TrainingSetup(**{**found, **known})

@@ -12,6 +12,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import AlertBook
 from lightning_hooks.declare.kinds import REARM, capital, gravity, inside_a_sentence
 from lightning_hooks.declare.plain import TABLES
+from lightning_hooks.declare.rule import grouped
 from lightning_hooks.plots.series import window_of
 from lightning_hooks.run_report.run import MonitorRecord, Run
 from lightning_hooks.trackers.console import readable, shortened, some
@@ -235,10 +236,7 @@ def _loss(unit: str, losses: Sequence[float]) -> tuple[bool, str]:
 def _of_monitor(record: MonitorRecord, last: int) -> list[Course]:
     epochs = record.epochs
     place = {epoch: number for number, epoch in enumerate(epochs)}
-    seen: dict[tuple[str, str], list[tuple[int, Alert]]] = {}
-    for epoch in epochs:
-        for alert in record.alerts[epoch]:
-            seen.setdefault((alert.kind, alert.site), []).append((epoch, alert))
+    seen = grouped(((alert.kind, alert.site), (epoch, alert)) for epoch in epochs for alert in record.alerts[epoch])
     found = []
     for dated in seen.values():
         gaps = [place[at] - place[before] for (before, _), (at, _) in pairwise(dated)]

@@ -198,12 +198,10 @@ class RunRecord(Sink):
 
     def _conclude(self) -> None:
         write_whole(self.file.with_name(HEALTH), self._health().text())
-        run = read_run(self.file)
-        written = write_health(run)
+        written = write_health(read_run(self.file))
         trackers = self._host.metrics.trackers
         others = (self.file, self.file.with_name(ALERTS), self.file.with_name(HEALTH))
-        files = [path for path in [*written, *others] if path.exists()]
-        for path in files:
+        for path in filter(Path.exists, (*written, *others)):
             trackers.file(path, self._host.position.global_step)
         with self._host.console.printing():
             if not print_closing(self.members, str(written[0]), command_for(self.file.parent.parent)):

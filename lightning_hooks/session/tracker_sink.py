@@ -93,8 +93,7 @@ class TrackerSink(Sink):
         for member in (member for member in members if not member.live.unused):
             kind = member.kind.prefix
             peers = [peer for peer in members if peer.kind.prefix == kind]  # for instance on different modules
-            report = member.latest_report
-            scalars = member.live.scalars(report)
+            scalars = member.live.scalars(member.latest_report)
             if not written.isdisjoint(scalars):
                 scalars = {tag: value for tag, value in scalars.items() if tag not in written}
             written.update(scalars)

@@ -131,12 +131,11 @@ class FeatureTable:
         self.order = FirstCalls()  # sites, as they were first called
         self.unmeasured: set[str] = set()  # sites that were called in this epoch, on this rank, and put out no number
         layout = layouts(root)
-        specs = ((index, saturation_of(module)) for index, (_, module) in enumerate(sites))
-        self.saturation = {index: spec for index, spec in specs if spec is not None}
+        self.saturation = {index: spec for index, (_, module) in enumerate(sites) if (spec := saturation_of(module)) is not None}
         # Site -> are its units last, by the order of the model?
         self.rectifiers = {index: layout.get(id(module)) for index, (_, module) in enumerate(sites) if is_rectifier(module)}
-        last = ((index, features_last(module)) for index, (_, module) in enumerate(sites))
-        self.producers = {index: known for index, known in last if known is not None}  # site -> does it put units last?
+        # Site -> does it put units last?
+        self.producers = {index: last for index, (_, module) in enumerate(sites) if (last := features_last(module)) is not None}
         self._before: bool | None = None  # what the last producer called does
         self.fired: dict[int, Tensor] = {}
         self._all_fired: set[int] = set()  # rectifiers whose units have all fired in this epoch, as far as the host knows
@@ -294,6 +293,5 @@ class FeatureTable:
 
 def _fired_anywhere(own: Tensor, among: TableIndex) -> Merging:
     """The units that have fired in any table: a byte each, eight of them in the place of a number."""
-    flags = own.contiguous().view(torch.uint8)
-    found = yield from flagged(flags.to(own.dtype), among)
+    found = yield from flagged(own.contiguous().view(torch.uint8).to(own.dtype), among)
     return found.to(torch.uint8).view(own.dtype)

@@ -83,8 +83,7 @@ class Vanishing(Rule, kind="vanishing"):
 
 def _maxima_after(values: Sequence[float]) -> list[float]:
     """For each place the largest of the values after it; 0 for the last."""
-    maxima = list(accumulate(reversed(values[1:]), max, initial=0.0))
-    return maxima[::-1]
+    return list(accumulate(reversed(values[1:]), max, initial=0.0))[::-1]
 
 
 def _largest_alike_after(flow: GradientCourse) -> list[float]:
