@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lightning_hooks.hooks import all_closed, tensors_in
 from lightning_hooks.hooks.attributes import stored
+from lightning_hooks.hooks.modes import uncompiled
 from lightning_hooks.hooks.tensors import MAX_DEPTH
 
 
@@ -52,8 +53,7 @@ def undisturbed(model: nn.Module, *, grad: bool = False) -> Iterator[None]:
         _seed(model, stack)
         stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
-        if hasattr(torch.compiler, "set_stance"):  # torch 2.6
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(uncompiled())
         # Under a caller's autocast, the next step would reuse the weights that were cast here without gradients.
         stack.callback(torch.clear_autocast_cache)
         yield

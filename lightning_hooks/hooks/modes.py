@@ -33,6 +33,11 @@ def outside_modes() -> AbstractContextManager[None]:
     return torch._C.DisableTorchFunction() if function_modes() else _NO_MODES
 
 
+def uncompiled() -> AbstractContextManager[None]:
+    """Return a context in which compiled modules run without ``torch.compile``; before torch 2.6 they run as they are."""
+    return torch.compiler.set_stance("force_eager") if hasattr(torch.compiler, "set_stance") else _NO_MODES
+
+
 @contextmanager
 def _outside_all() -> Iterator[None]:
     with torch._C.DisableTorchFunction(), _disable_current_modes():

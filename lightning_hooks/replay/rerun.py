@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lightning_hooks.hooks.attributes import exchange
 from lightning_hooks.hooks.generators import Generators, set_generators
 from lightning_hooks.hooks.listener import all_closed
+from lightning_hooks.hooks.modes import uncompiled
 from lightning_hooks.replay.state import ModelSnapshot, require, set_values
 
 
@@ -138,8 +139,7 @@ class StepRerun:
             stack.enter_context(self._muted())
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-            if hasattr(torch.compiler, "set_stance"):  # torch 2.6
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(uncompiled())
             stack.enter_context(torch.enable_grad())
             yield
 
