@@ -197,9 +197,8 @@ def _explained_before(heads: Iterable[FoundKind], books: Sequence[AlertBook]) ->
 
 def _explains(head: FoundKind, effect: FoundKind) -> bool:
     """Whether one problem explains another: they share a cause that much speaks for, or the second came of what spreads."""
-    if head.serious < effect.serious or head.kind.name == effect.kind.name:
-        return False
-    if head.lasts and head.first.began > effect.alert.began:
+    later = head.lasts and head.first.began > effect.alert.began
+    if later or head.serious < effect.serious or head.kind.name == effect.kind.name:
         return False
     if head.kind.about == effect.kind.about == "nonfinite":
         return True

@@ -183,8 +183,11 @@ class AttentionTable(RowTable):
         """The statistics of the sites that were called, of a packed table on the host and the names of all sites in order."""
         lines = packed.view(self._lines.shape)
         called = (lines[..., Head.CALLS] > 0).sum(-1).tolist()
-        known = zip(names, lines, called, strict=False)
-        return {name: attention_stats(of_site[:heads].tolist()) for name, of_site, heads in known if heads}
+        return {
+            name: attention_stats(of_site[:heads].tolist())
+            for name, of_site, heads in zip(names, lines, called, strict=False)
+            if heads
+        }
 
 
 def heads_of(module: nn.Module) -> int:

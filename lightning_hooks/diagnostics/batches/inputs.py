@@ -212,9 +212,12 @@ class ScaleTable(RowTable):
     def take(self, line: int, args: tuple[Any, ...]) -> None:
         """Record the input of a layer, features last, in a batch in which costly statistics are taken. No host sync."""
         values = args[0] if args else None
-        if not (self._context.detailed and torch.is_grad_enabled() and in_memory(values) and values.is_floating_point()):
-            return
-        if values.requires_grad or values.dim() < 2 or not values.numel():
+        if (
+            not (self._context.detailed and torch.is_grad_enabled() and in_memory(values) and values.is_floating_point())
+            or values.requires_grad
+            or values.dim() < 2
+            or not values.numel()
+        ):
             return
         sizes = values.detach().reshape(-1, values.shape[-1]).to(self.rows.dtype).square().mean(0).sqrt()
         usual = torch.where(sizes > 0, sizes, torch.nan).nanmedian()

@@ -158,9 +158,8 @@ class UpdateSpike(Rule, kind="update_spike"):
         past = [earlier for earlier in report.earlier[-3:] if name in earlier.parameters and name in earlier.setups]
         known = [earlier.parameters[name] for earlier in past if earlier.parameters[name].update_ratio is not None]
         top, before = stats.update_ratio_max or 0.0, max((entry.update_ratio_max or 0.0 for entry in known), default=0.0)
-        if rate is None or len(known) < 2 or top <= self.peak * before:
-            return math.inf
-        if rate > self.rise * max(earlier.setups[name].lr or 0.0 for earlier in past):
+        fastest = max((earlier.setups[name].lr or 0.0 for earlier in past), default=0.0)
+        if rate is None or len(known) < 2 or top <= self.peak * before or rate > self.rise * fastest:
             return math.inf
         others = (stats.steps > 1) * ((stats.update_ratio or 0.0) * stats.steps - top) / max(stats.steps - 1, 1)
         return max(*(entry.update_ratio or 0.0 for entry in known), others)

@@ -186,8 +186,7 @@ def update_ratios(report: GradientFlowReport) -> Figure:
     decades(axes, np.concatenate([values, HEALTHY_UPDATES]))
     decade = axes.axhspan(*HEALTHY_UPDATES, color=GREEN, alpha=0.1, lw=0, label="a decade around 1e-3")
     axes.axhline(1e-3, color=GREEN, lw=1.0)
-    handles = [*layer_dots(axes, names, values, "parameter"), decade]
-    handles += mark_the_rest(axes, values, "update")
+    handles = [*layer_dots(axes, names, values, "parameter"), decade, *mark_the_rest(axes, values, "update")]
     handles += mark_affected(axes, names, values, report.alerts)
     axes.set_ylabel("update / weight, no unit")
     return with_names(figure, axes, names, "parameter", handles)

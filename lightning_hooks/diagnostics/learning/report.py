@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -162,9 +163,7 @@ def _of_modules(shares: Mapping[str, float]) -> dict[str, float]:
     """The shares of parameters, summed over each module that holds them, the outermost first."""
     found: dict[str, float] = {}
     for name, share in shares.items():
-        parts = name.split(".")
-        for end in range(1, len(parts)):
-            module = ".".join(parts[:end])
+        for module in accumulate(name.split(".")[:-1], "{}.{}".format):
             found[module] = found.get(module, 0.0) + share
     return found
 

@@ -75,9 +75,14 @@ class ConstantTable(CallTable):
         given_by, weight = call.arguments.get, call.arguments.get("weight")
         if call.function in CLASSES:
             return self._of_classes(given, target, loss, weight, given_by("ignore_index", -100), given_by("label_smoothing") or 0.0)
-        if weight is not None or given_by("pos_weight") is not None:
-            return None
-        if target.requires_grad or len(target) < FEWEST_TARGETS or not target.is_floating_point() or given.shape != target.shape:
+        if (
+            weight is not None
+            or given_by("pos_weight") is not None
+            or target.requires_grad
+            or len(target) < FEWEST_TARGETS
+            or not target.is_floating_point()
+            or given.shape != target.shape
+        ):
             return None
         samples = target.reshape(len(target), -1)
         samples = samples[:, :: -(-samples.shape[1] // MOST)].to(self.rows.dtype)

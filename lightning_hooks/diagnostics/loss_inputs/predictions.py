@@ -159,8 +159,7 @@ class LossInputs(CallTable):
 
     def add(self, index: int, row: Tensor) -> None:
         """Record what :func:`measure` gives of a call. No host sync; no tensor is kept."""
-        found = row.to(self.rows)
-        (sums, maxima, minimum), new = torch.split(self.rows[index], _SIZES), torch.split(found, _SIZES)
+        (sums, maxima, minimum), new = torch.split(self.rows[index], _SIZES), torch.split(row.to(self.rows), _SIZES)
         sums += new[0]
         torch.maximum(maxima, new[1], out=maxima)
         torch.minimum(minimum, new[2], out=minimum)

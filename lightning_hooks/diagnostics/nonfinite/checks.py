@@ -125,18 +125,18 @@ class StepChecks:
         self._steps += 1
         if self.on_host(norms):
             self.add(norms.numpy(), checked)
-            self._judge()
-            return
-        page, checked_steps = self._pages.setdefault(step.optimizer, (norms.new_zeros((LINES, len(self._names))), []))
-        page[len(checked_steps), : norms.shape[0]].copy_(norms)
-        checked_steps.append(checked)
-        due = self._steps % self._early.every == 0
-        if due:
-            self._take(wait=True)
-        if due or len(checked_steps) == LINES:
-            self._send()
-        self._take()
-        self._judge()
+        else:
+            page, checked_steps = self._pages.setdefault(step.optimizer, (norms.new_zeros((LINES, len(self._names))), []))
+            page[len(checked_steps), : norms.shape[0]].copy_(norms)
+            checked_steps.append(checked)
+            due = self._steps % self._early.every == 0
+            if due:
+                self._take(wait=True)
+            if due or len(checked_steps) == LINES:
+                self._send()
+            self._take()
+        if self._has_news():
+            self._look()
 
     @staticmethod
     def on_host(norms: Tensor) -> bool:
@@ -161,10 +161,6 @@ class StepChecks:
             for norms, checked in zip(lines, checked_steps, strict=True):
                 self.add(norms, checked)
 
-    def _judge(self) -> None:
-        if self._has_news():
-            self._look()
-
     def _has_news(self) -> bool:
         fresh = self._first.keys() - self._seen
         self._seen |= fresh
@@ -178,8 +174,8 @@ class StepChecks:
 
     def parameters(self) -> dict[str, ParameterGradientStats]:
         """What every step says of the parameters that something is wrong with."""
-        unknown: dict[str, Any] = dict.fromkeys(("norm", "norm_max", "rms", "zero_fraction"), math.nan)
-        unknown |= {"steps": 0, "missing_steps": 0, "update_ratio": None}
+        numbers = dict.fromkeys(("norm", "norm_max", "rms", "zero_fraction"), math.nan)
+        unknown: dict[str, Any] = {**numbers, "steps": 0, "missing_steps": 0, "update_ratio": None}
         return {
             self._names[index]: ParameterGradientStats(
                 **unknown, nonfinite_steps=self._counts[index], first_nonfinite_step=checked.step

@@ -272,21 +272,17 @@ def summarize(values: Tensor, moments: bool = False) -> Tensor:
     deviation = torch.where(finite, x - pivot, 0)
     shift = deviation.sum(dtype=dtype)
     spread = torch.linalg.vector_norm(deviation, dtype=dtype)
-    norm = torch.linalg.vector_norm(kept, dtype=dtype)
-    row[Column.COUNT] = count
-    row[Column.MEAN] = pivot.to(dtype) + shift / safe_count
     by = shift / safe_count  # how far the mean is above the pivot
+    row[Column.COUNT] = count
+    row[Column.MEAN] = pivot.to(dtype) + by
     row[Column.M2] = (spread * spread - by * shift).clamp(min=0)
     row[Column.MIN] = torch.where(finite, x, math.inf).amin()
     row[Column.MAX] = torch.where(finite, x, -math.inf).amax()
     row[Column.ZEROS] = (x == 0).sum(dtype=dtype)
     row[Column.NONFINITE] = values.numel() - count
-    row[Column.NORM] = norm
-    row[Column.NORM_MAX] = norm
+    row[Column.NORM : Column.NORM_MAX + 1] = torch.linalg.vector_norm(kept, dtype=dtype)
     if moments:
-        row[Column.MOMENT_COUNT] = count
-        row[Column.MOMENT_MEAN] = row[Column.MEAN]
-        row[Column.MOMENT_M2] = row[Column.M2]
+        row[Column.MOMENT_COUNT : Column.MOMENT_M2 + 1] = row[Column.COUNT : Column.M2 + 1]
         _, third, fourth = about_the_mean(by, shift, spread * spread, *_third_and_fourth(deviation, dtype))
         row[Column.MOMENT_M3] = third
         row[Column.MOMENT_M4] = fourth.clamp(min=0)
