@@ -83,8 +83,7 @@ class HookDebugger(HookedCallback):
         self._tracer = Tracer(chosen, self.statistics)
         self._tracer.attach(chosen, hooks, self.faults)
         if self.break_when is not None:
-            stop = Breakpoint(self.break_when, self.on_break, self.faults, gate)
-            stop.attach(chosen, hooks)
+            Breakpoint(self.break_when, self.on_break, self.faults, gate).attach(chosen, hooks)
         return self._tracer
 
     @contextmanager
@@ -105,8 +104,7 @@ class HookDebugger(HookedCallback):
         """
         error: BaseException | None = None
         with HookManager() as hooks:
-            tracer = self._hook(model, hooks, None)
-            tracer.begin()
+            self._hook(model, hooks, None).begin()
             try:
                 yield self
             except BaseException as raised:

@@ -157,8 +157,7 @@ class Trace:
         if self.error:
             lines.append(f"  Raised in {self.raised_in or 'no traced module'}: {self.error}")
         lines += ["Forward", *_table(forward)]
-        if rest:
-            lines += ["Backward", *_table(rest)]
+        lines += ["Backward", *_table(rest)] if rest else []
         why = "frozen, without autograd, detached, not part of the loss, or a view that was changed in place."
         lines += _because("Never called", self.never_called) + _because("No gradient", dict.fromkeys(self.no_gradient, why))
         return "\n".join(lines)

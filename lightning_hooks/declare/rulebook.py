@@ -118,9 +118,8 @@ class RuleBook:
         found: list[Candidate] = []
         for group in self._groups.values():
             for place, rule in enumerate(group):
-                if urgent and not (isinstance(rule, Rule) and rule.urgent and rule.times == 1):
-                    continue
-                if judges not in (None, rule.judges if isinstance(rule, Rule) else "window"):
+                waits = urgent and not (isinstance(rule, Rule) and rule.urgent and rule.times == 1)
+                if waits or judges not in (None, rule.judges if isinstance(rule, Rule) else "window"):
                     continue
                 try:
                     alerts = [_sound(alert) for alert in rule(report)]  # type: ignore[operator]

@@ -21,7 +21,8 @@ _SQUASHED = ("Softmax", "Sigmoid")
 _DISTANCES = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy")
 _PRODUCTS = ("Addmm", "Mm", "Linear")
 _MULTIPLIES = (*_PRODUCTS, "T", "Transpose", "Permute", "Convolution")
-_LINEAR = ("Add", "Sub", "Neg", "Sum", "Mean", "NativeDropout")
+_SCALES = ("Mul", "Div")
+_LINEAR = (*_SCALES, "Add", "Sub", "Neg", "Sum", "Mean", "NativeDropout")
 # Operations that only move or cast values.
 _MOVES = (
     *("View", "UnsafeView", "Reshape", "ReshapeAlias", "Transpose", "Permute", "T", "Squeeze", "Unsqueeze", "Expand", "Slice"),
@@ -104,11 +105,10 @@ def linear_layers(loss: Tensor) -> list[nn.Parameter]:
         variable = getattr(node, "variable", None)
         if isinstance(variable, nn.Parameter):
             weights |= {id(variable): variable} if variable.dim() > 1 else {}
-        elif name in ("Mul", "Div"):  # by numbers that nothing learns, as dropout does
-            if sum(following is not None for following, _ in node.next_functions) != 1:
-                return []
         elif name not in (*_PRODUCTS, *_MOVES, *_LINEAR):
             return []
+        elif name in _SCALES and sum(following is not None for following, _ in node.next_functions) != 1:
+            return []  # else by numbers that nothing learns, as dropout does
     found = [*weights.values()]
     widths = [found[0].shape[0], *(weight.shape[1] for weight in found)] if found else []
     fits = all(weight.dim() == 2 for weight in found) and [w.shape[0] for w in found[1:]] == widths[1:-1]

@@ -51,8 +51,7 @@ class FabricLoop:
         if not module.training:
             return
         self._hooks.remove_all()
-        models = map(unwrapped, self._modules)
-        several = {f"{place}-{type(model).__name__}": model for place, model in enumerate(models)}
+        several = {f"{place}-{type(model).__name__}": model for place, model in enumerate(map(unwrapped, self._modules))}
         model = self._modules[0] if len(self._modules) == 1 else nn.ModuleDict(several)
         try:
             observers, host = self.monitor.observers, _host(self._fabric, model)
@@ -92,5 +91,11 @@ def _host(fabric: Fabric, model: nn.Module) -> PlainHost:
         description={"precision": str(precision.precision), "accelerator": type(fabric.accelerator).__name__},
     )
     folder = next((folder for logger in fabric.loggers if (folder := folder_of(logger)) is not None), None)
-    scaler = getattr(precision, "scaler", None)
-    return PlainHost(model, optimizers, setup=setup, loggers=fabric.loggers, log_dir=folder, scaler=scaler)
+    return PlainHost(
+        model,
+        optimizers,
+        setup=setup,
+        loggers=fabric.loggers,
+        log_dir=folder,
+        scaler=getattr(precision, "scaler", None),
+    )

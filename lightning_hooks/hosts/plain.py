@@ -218,8 +218,7 @@ def setup_of(model: nn.Module, **known: Any) -> TrainingSetup:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model in the wrappers that train it: Fabric's, and those for several ranks or devices."""
-    wrappers = DistributedDataParallel, DataParallel
-    inner = model.module if isinstance(model, wrappers) else model._modules.get("_forward_module")
+    inner = model.module if isinstance(model, DistributedDataParallel | DataParallel) else model._modules.get("_forward_module")
     return model if inner is None else unwrapped(inner)
 
 

@@ -44,8 +44,7 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
     ordered = as_reports(reports)
     table = series(ordered, stat, of)
     magnitude = stat not in FRACTIONS and stat not in SIGNED and not stat.endswith("_steps")
-    if relative is None:
-        relative = magnitude and len(table.epochs) > 1
+    relative = magnitude and len(table.epochs) > 1 if relative is None else relative
     if relative:
         table = dataclasses.replace(table, values=relative_to_first(table.values))
     title = f"{ordered[0].subject} {stat} by {table.noun}"

@@ -90,8 +90,8 @@ class StepTracer:
     def report(self, epoch: int, step: int, batches: int) -> ProfileReport:
         """Return the report of the steps since the last; waits for the device."""
         self._read(wait=True)
-        about = {"epoch": epoch, "step": step, "batches": batches, "device": self._device}
-        return profile_report([name for name, _ in self._sites], self.measured, self._memory, **about)
+        names = [name for name, _ in self._sites]
+        return profile_report(names, self.measured, self._memory, epoch=epoch, step=step, batches=batches, device=self._device)
 
     def _read(self, wait: bool) -> None:
         """Add the steps that have ended to the samples: with ``wait`` all, else those whose times are known without a sync."""
@@ -203,8 +203,5 @@ def profiled_modules(root: nn.Module, modules: ModuleSelector | None = None) -> 
     chosen = select_modules(root, (lambda _, module: can_be_called(module)) if modules is None else modules)
     wrappers = {clean_name(name): module for name, module in root.named_modules() if "_orig_mod" in module._modules}
     compiled = compiled_regions(root)
-    found: list[tuple[str, nn.Module | None]] = []
-    for name, module in chosen:
-        region = compiled_around(name, compiled)
-        found.append((name, module if region is None else wrappers.get(name) if region == name else None))
-    return found
+    around = [(name, module, compiled_around(name, compiled)) for name, module in chosen]
+    return [(name, module if region is None else wrappers.get(name) if region == name else None) for name, module, region in around]

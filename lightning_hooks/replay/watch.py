@@ -176,9 +176,16 @@ class StepWatch:
                 if self._host.setup.automatic_optimization or self.now.evidence.flag is not True:  # else it is that of its loss
                     self.now.evidence.step = step.global_step
                 self._step = step.global_step + 1
-            if self.results.own is not None or self.now is None or not self._on_host or step.shards is not None or step.again:
-                return
-            if step.loss_scale is not None or not step.indices or not self._host.setup.automatic_optimization:
+            if (
+                self.results.own is not None
+                or self.now is None
+                or not self._on_host
+                or step.shards is not None
+                or step.again
+                or step.loss_scale is not None
+                or not step.indices
+                or not self._host.setup.automatic_optimization
+            ):
                 return
             norms = step.norms()
             if suspect is not None or (norms.is_cpu and not math.isfinite(sum(norms.tolist()))):

@@ -144,7 +144,8 @@ def health_of(run: Run) -> Health:
 
 def _watched(watched: MonitorScope) -> dict[str, Any]:
     report = watched.report
-    tables = {name: value for name, value in _fields(report).items() if isinstance(value, dict)}
+    names = () if report is None else [entry.name for entry in dataclasses.fields(report)]
+    tables = {name: value for name in names if isinstance(value := getattr(report, name), dict)}
     rows = {name: len(table) for name, table in tables.items() if any(map(dataclasses.is_dataclass, table.values()))}
     return {
         "monitor": watched.monitor,
@@ -155,10 +156,6 @@ def _watched(watched: MonitorScope) -> dict[str, Any]:
         "batches": getattr(report, "batches", None),
         "sampled_batches": getattr(report, "sampled_batches", None),
     }
-
-
-def _fields(report: Any) -> dict[str, Any]:
-    return {} if report is None else {entry.name: getattr(report, entry.name) for entry in dataclasses.fields(report)}
 
 
 def _causes(alert: Alert) -> list[dict[str, Any]]:

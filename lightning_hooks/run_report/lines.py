@@ -69,10 +69,12 @@ def report_line(monitor: str, modules: str, report: Any, seconds: float, memory:
         if getattr(fields.get(name), of_it, None):
             fields[name] = dataclasses.replace(fields[name], **{of_it: nothing})
     written = {name: value for name, value in fields.items() if tables or name not in TABLES}
-    tables = {
-        name for name, value in written.items() if isinstance(value, dict) and all(map(dataclasses.is_dataclass, value.values()))
+    parts = {
+        name: _table(value)
+        if isinstance(value, dict) and all(map(dataclasses.is_dataclass, value.values()))
+        else {"": _json(value)}
+        for name, value in written.items()
     }
-    parts = {name: _table(value) if name in tables else {"": _json(value)} for name, value in written.items()}
     if memory is not None:
         parts = memory.changed(key, parts)
     texts = (f"{json.dumps(name)}:{_object(columns)}" for name, columns in parts.items())

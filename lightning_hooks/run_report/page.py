@@ -129,8 +129,7 @@ class RunReport:
     def head(self) -> str:
         """The verdict and the first problems, in the colours of the notebook that shows it."""
         lines = verdict_lines(self.run)
-        if not self.run.epochs:
-            lines = [*lines[:1], FIRST]
+        lines = lines if self.run.epochs else [*lines[:1], FIRST]
         lines = [*lines[:MOST_LINES], *[f"and {len(lines) - MOST_LINES} more lines"] * (len(lines) > MOST_LINES)]
         where = [f"Report: {self.path}"] if self.path else []
         return lines_html([visible(line[:MOST_CHARACTERS]) for line in (*lines, *where)])

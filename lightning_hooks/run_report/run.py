@@ -239,8 +239,7 @@ class RunFile:
         if mark == self._mark:
             return False
         with self.path.open("rb") as file:
-            another = mark[:2] != self._mark[:2] or mark[2] <= self._mark[2]  # in its place
-            if another:
+            if mark[:2] != self._mark[:2] or mark[2] <= self._mark[2]:  # another one is in its place
                 self._begin()
             self._mark = mark
             file.seek(self._offset)

@@ -192,9 +192,7 @@ class GradientTrace:
     """
 
     def __init__(self, parameters: Sequence[Tensor], unannounced: bool = False) -> None:
-        small: list[Tensor] = []
-        if unannounced:
-            small = [*islice((parameter for parameter in parameters if parameter.dim() < 2), LOOKED_AT)]
+        small = [*islice((parameter for parameter in parameters if parameter.dim() < 2), LOOKED_AT)] if unannounced else []
         self.parameters = small or parameters[:: -(-len(parameters) // LOOKED_AT)]
         self._keeps = bool(small)
         self._kept: list[Tensor] = []

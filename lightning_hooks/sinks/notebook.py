@@ -49,8 +49,7 @@ class LivePage(Sink):
             self._handle = shown.display(page, display_id=True)
         else:
             self._handle.update(page)
-        took = monotonic() - began
-        self._not_before = monotonic() + took / MOST_SHARE
+        self._not_before = monotonic() + (monotonic() - began) / MOST_SHARE
 
 
 def in_notebook() -> bool:

@@ -24,6 +24,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import inside_a_sentence
+from lightning_hooks.declare.warn import Once
 from lightning_hooks.sinks import Notice, Sink
 from lightning_hooks.trackers.console import visible
 
@@ -205,11 +206,10 @@ class Webhook(Sink):
         warn: Called once, in the thread that training runs in, with what went wrong.
     """
 
-    def __init__(self, address: Address, run: str, warn: Callable[[str], object]) -> None:
-        self.address, self._run, self._warn = address, run, warn
+    def __init__(self, address: Address, run: str, warn: Callable[[str], None]) -> None:
+        self.address, self._run, self._warn_once = address, run, Once(warn)
         self._threads: list[threading.Thread] = []  # of what was not sent when the last one began
         self._fault = ""
-        self._warned = False
 
     @override
     def alerts(self, notices: Sequence[Notice]) -> None:
@@ -217,8 +217,7 @@ class Webhook(Sink):
         new = [notice.alert for notice in notices if notice.over is None and notice.alert.severity != "info"]
         kinds = Counter(alert.kind for alert in new)
         first = {alert.kind: alert for alert in reversed(new)}
-        messages = [replace(of_alert(first[kind], self._run), more=number - 1) for kind, number in kinds.items()]
-        self._send(messages)
+        self._send([replace(of_alert(first[kind], self._run), more=number - 1) for kind, number in kinds.items()])
         self._warn_of_fault()
 
     @override
@@ -248,9 +247,8 @@ class Webhook(Sink):
             self._fault = self._fault or fault
 
     def _warn_of_fault(self) -> None:
-        if self._fault and not self._warned:
-            self._warned = True
-            self._warn(
+        if self._fault:
+            self._warn_once(
                 f"A notification to {self.address} could not be sent: {self._fault}. Training goes on; this warning is shown once."
             )
 

@@ -121,8 +121,8 @@ class WandbTracker(Tracker):
         """Nothing: the run writes by itself."""
 
     def _media(self, media: Mapping[str, Any], step: int) -> None:
-        shown = {safe_path(tag): entry for tag, entry in media.items()}  # W&B makes a file's path of the name
-        self.logger.log_metrics(shown, step=step)
+        # W&B makes a file's path of the name.
+        self.logger.log_metrics({safe_path(tag): entry for tag, entry in media.items()}, step=step)
 
 
 class FileTracker(Tracker):
