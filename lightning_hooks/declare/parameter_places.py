@@ -45,13 +45,18 @@ class ParameterPlaces:
         n_before, self.optimizers = len(self.names), [*optimizers]
         of_optimizers = groups_of(optimizers)
         self.optimizer_names = [label for label, _ in of_optimizers]
-        current: dict[int, tuple[str, Tensor]] = {id(named[1]): named for named in cleaned(model.named_parameters())}
+        current: dict[int, tuple[str, Tensor]] = {}
+        for named in cleaned(model.named_parameters()):
+            current[id(named[1])] = named
         for label, groups in of_optimizers:
             for group, settings in enumerate(groups):
                 for number, parameter in enumerate(settings["params"]):
                     if id(parameter) not in current:
                         current[id(parameter)] = f"{label}.group{group}.{number}", parameter
-        index = {id(kept()): number for number, kept in enumerate(self._parameters) if id(kept()) in current}
+        index = {}
+        for number, kept in enumerate(self._parameters):
+            if id(kept()) in current:
+                index[id(kept())] = number
         taken = {*index.values()}
         free = {name: place for place, name in enumerate(self.names) if place not in taken}
         for key, (name, parameter) in current.items():

@@ -168,8 +168,7 @@ def _weighted(values: Tensor, gradient: Tensor, layer: nn.Module, reshape: Resha
     # In float32 at least: half precision loses the sum of many small gradients.
     exact = torch.promote_types(values.dtype, torch.float32)
     values, gradient = (spatial(tensor, layer, reshape).to(exact) for tensor in (values, gradient))
-    weights = gradient.mean(dim=tuple(range(2, gradient.dim())), keepdim=True)
-    return (weights * values).sum(1)
+    return (gradient.mean(dim=tuple(range(2, gradient.dim())), keepdim=True) * values).sum(1)
 
 
 def spatial(values: Tensor, layer: nn.Module, reshape: Reshape = None) -> Tensor:

@@ -39,8 +39,11 @@ def squashed_twice(loss: Tensor) -> Any | None:
     Returns:
         The graph node of that softmax or sigmoid, or None.
     """
-    squashing = (node for node, name, _ in _operations(loss.grad_fn, NEAR) if name in _SQUASHING)
-    return next((before for before, operation in map(_unmoved, map(_input, squashing)) if operation in _SQUASHED), None)
+    for node, name, _ in _operations(loss.grad_fn, NEAR):
+        before, operation = _unmoved(_input(node)) if name in _SQUASHING else (None, "")
+        if operation in _SQUASHED:
+            return before
+    return None
 
 
 def made_by(tensor: Tensor) -> str:
@@ -148,9 +151,9 @@ def weights_of_targets(loss: Tensor, compared: Sequence[tuple[Any, Any, Any]]) -
         loss: The loss, before backward.
         compared: Of each call the nodes of its output, its input and its target.
     """
-    cut = {(node, target) for output, given, target in compared for node, _, _ in _operations(output, NEAR, ends=(given, target))}
-    if not cut:
+    if not compared:
         return []
+    cut = {(node, target) for output, given, target in compared for node, _, _ in _operations(output, NEAR, ends=(given, target))}
     elsewhere = {node for node, _, _ in _operations(loss.grad_fn, MOST, cut=cut)}
     graph = _operations(loss.grad_fn, MOST)
     multiplies = {node for node, name, _ in graph if name in _MULTIPLIES}

@@ -221,8 +221,7 @@ def tiled(
     """
     pictures = [picture for row in rows for picture in row if picture is not None]
     side = int(within(max(picture.shape[0] for picture in pictures), *SIDES))
-    wide = max(picture.shape[1] / picture.shape[0] for picture in pictures)
-    width = int(side * within(wide, 0.5, 4.0))
+    width = int(side * within(max(picture.shape[1] / picture.shape[0] for picture in pictures), 0.5, 4.0))
     gap = max(1, round(GAP * side))
     n_columns = max(map(len, rows))
     whole = np.full((len(rows) * (side + gap) - gap, n_columns * (width + gap) - gap, 3), 255, dtype=np.uint8)

@@ -90,8 +90,15 @@ class StepTracer:
     def report(self, epoch: int, step: int, batches: int) -> ProfileReport:
         """Return the report of the steps since the last; waits for the device."""
         self._read(wait=True)
-        names = [name for name, _ in self._sites]
-        return profile_report(names, self.measured, self._memory, epoch=epoch, step=step, batches=batches, device=self._device)
+        return profile_report(
+            [name for name, _ in self._sites],
+            self.measured,
+            self._memory,
+            epoch=epoch,
+            step=step,
+            batches=batches,
+            device=self._device,
+        )
 
     def _read(self, wait: bool) -> None:
         """Add the steps that have ended to the samples: with ``wait`` all, else those whose times are known without a sync."""

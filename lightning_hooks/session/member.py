@@ -131,7 +131,24 @@ class Member:
             place, most = settings.capsule, settings.max_capsule_mb
             writer = CapsuleWriter(place, most, settings.report_dir, self._capsules)
             session.evidence.open(writer, settings.keep_batches)
-        self._context = context = self._new_context(session)
+        self._context = context = Context(
+            name=self.name,
+            host=host,
+            steps=session.probe.places,
+            add_hook=session.hooks.add,
+            calls=session.calls,
+            measure=session.measure,
+            gate=self.sampling.gate,
+            meter=self.sampling.meter,
+            faults=self.faults,
+            early=self.early,
+            judge_urgent=session.judge_urgent,
+            new_histograms=partial(self.log.histogram_table, host),
+            samples_of=session.evidence.samples_of,
+            modules=settings.modules,
+            records_functional=settings.functional,
+            learning=settings.learning,
+        )
         if self.kind.watches_steps:
             host.setup.check_gradients(self.name)
             session.probe.subscribe(context, {})  # its parameters are numbered from here on
@@ -150,27 +167,6 @@ class Member:
                 context.batches, context.sampled_batches = window
         if self.unchecked_regions and not IN_GRAPHS and session.hooks.of(context):
             warn_of_tracing()
-
-    def _new_context(self, session: OpenSession) -> Context:
-        settings, sampling = self.settings, self.sampling
-        return Context(
-            name=self.name,
-            host=session.host,
-            steps=session.probe.places,
-            add_hook=session.hooks.add,
-            calls=session.calls,
-            measure=session.measure,
-            gate=sampling.gate,
-            meter=sampling.meter,
-            faults=self.faults,
-            early=self.early,
-            judge_urgent=session.judge_urgent,
-            new_histograms=partial(self.log.histogram_table, session.host),
-            samples_of=session.evidence.samples_of,
-            modules=settings.modules,
-            records_functional=settings.functional,
-            learning=settings.learning,
-        )
 
     def detach(self) -> None:
         """The run is over, or never started. Harmless when it was over before."""

@@ -94,8 +94,11 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 @functools.lru_cache(maxsize=256)
 def strides_of(shapes: tuple[torch.Size, ...]) -> tuple[int, ...]:
     """The distance between the elements that are taken of parameters of these shapes: the same at every step."""
-    sizes = [(shape.numel(), shape) for shape in shapes]
-    return tuple([1 if numel <= UPDATE_SAMPLE else spacing(numel, numel // shape[0])[1] for numel, shape in sizes])
+    found = []
+    for shape in shapes:
+        numel = shape.numel()
+        found.append(1 if numel <= UPDATE_SAMPLE else spacing(numel, numel // shape[0])[1])
+    return tuple(found)
 
 
 @functools.lru_cache(maxsize=4096)

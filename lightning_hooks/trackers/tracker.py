@@ -37,8 +37,7 @@ class Picture:
         canvas: Any = FigureCanvasAgg(figure)
         canvas.draw()
         drawn = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba()))
-        paper = Image.new("RGBA", drawn.size, "white")
-        image = Image.alpha_composite(paper, drawn).convert("RGB")
+        image = Image.alpha_composite(Image.new("RGBA", drawn.size, "white"), drawn).convert("RGB")
         if reduced:  # of all colours, not of the commonest: an alert's mark is few pixels, and must keep its colour
             image = image.quantize(PALETTE, Image.Quantize.MAXCOVERAGE)
         buffer = BytesIO()

@@ -56,8 +56,7 @@ def batch_hashes(batch: BatchTensors) -> tuple[Tensor, Tensor] | None:
         total = total * _STEP + mixed
         varies = varies | (bits != bits[0]).any()
         if tensor.is_floating_point() and bits.numel() >= VARIED:
-            different = (bits.sort().values.diff() != 0).sum() + 1
-            alone[place] = torch.where(different >= VARIED, mixed, 0)
+            alone[place] = torch.where((bits.sort().values.diff() != 0).sum() + 1 >= VARIED, mixed, 0)
     return torch.where(varies, ((total >> 17) & (2**BITS - 1)).clamp_min(1), 0), torch.stack(alone)
 
 

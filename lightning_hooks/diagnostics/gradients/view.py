@@ -153,8 +153,11 @@ def gradient_flow(report: GradientFlowReport) -> Figure:
         line = f"No gradient is finite and above zero at any of the {len(names)} modules"
     figure, axes = layer_sheet(names, title, line)
     decades(axes, rms)
-    handles = [*layer_dots(axes, names, rms, "module"), *mark_the_rest(axes, rms, "gradient")]
-    handles += mark_affected(axes, names, rms, report.alerts)
+    handles = [
+        *layer_dots(axes, names, rms, "module"),
+        *mark_the_rest(axes, rms, "gradient"),
+        *mark_affected(axes, names, rms, report.alerts),
+    ]
     axes.set_ylabel("gradient (loss per unit)")
     return with_names(figure, axes, names, "module", handles)
 
@@ -186,7 +189,11 @@ def update_ratios(report: GradientFlowReport) -> Figure:
     decades(axes, np.concatenate([values, HEALTHY_UPDATES]))
     decade = axes.axhspan(*HEALTHY_UPDATES, color=GREEN, alpha=0.1, lw=0, label="a decade around 1e-3")
     axes.axhline(1e-3, color=GREEN, lw=1.0)
-    handles = [*layer_dots(axes, names, values, "parameter"), decade, *mark_the_rest(axes, values, "update")]
-    handles += mark_affected(axes, names, values, report.alerts)
+    handles = [
+        *layer_dots(axes, names, values, "parameter"),
+        decade,
+        *mark_the_rest(axes, values, "update"),
+        *mark_affected(axes, names, values, report.alerts),
+    ]
     axes.set_ylabel("update / weight, no unit")
     return with_names(figure, axes, names, "parameter", handles)

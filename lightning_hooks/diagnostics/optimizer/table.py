@@ -154,10 +154,13 @@ def _whole(sizes: tuple[int, ...], counts: tuple[int, ...], dtype: torch.dtype) 
 def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[int]) -> tuple[Tensor, list[int], list[int]] | None:
     """Of each parameter its stale elements and all those with a gradient, ``(2, n)``; sizes and counts."""
     betas, eps = group.get("betas"), group.get("eps")
-    # What others keep by this name may be something else: Prodigy's holds gradients times its own scale.
-    known = isinstance(optimizer, _KNOWN) and isinstance(betas, tuple | list) and isinstance(eps, float | int)
-    if not known or len(betas) < 2:
-        return None
+    if (
+        not isinstance(optimizer, _KNOWN)
+        or not isinstance(betas, tuple | list)
+        or len(betas) < 2
+        or not isinstance(eps, float | int)
+    ):
+        return None  # what others keep by these names may be something else: Prodigy's holds gradients times its own scale
     found = []
     for parameter in group["params"]:
         state = optimizer.state.get(parameter) if id(parameter) in updated else None
