@@ -55,7 +55,7 @@ class FirstLayerTable(Tables):
             self._kernels.record(self._values.rows, 0, value if self._kernels.proves else plain_values(value), self._clock)
 
     def _validated(self, value: Any) -> None:
-        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1:
+        if issubclass(type(value), Tensor) and value.is_floating_point() and value.dim() > 1:
             self._kernels.record(self._values.rows, 1, plain_values(value.detach()), self._clock)
 
     def _restore(self, place: list[float]) -> None:
