@@ -91,7 +91,7 @@ class Cause:
     Attributes:
         name: The name of the cause, such as ``rate_too_high``.
         statement: It in a sentence, with its numbers.
-        probability: How likely it is if there is a problem, from 0 to 1; from 0.5 on it is named first. NaN before it is judged.
+        probability: How likely it is if there is a problem, from 0 to 1; from 0.4 on it is named first. NaN before it is judged.
         evidence_for: What speaks for it, as clauses. ``for`` in ``health.json``.
         evidence_against: What speaks against it. ``against`` in ``health.json``.
         remedies: What to do, the most likely first.
