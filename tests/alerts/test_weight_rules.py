@@ -9,6 +9,8 @@ import pytest
 
 from lightning_hooks.alerts import (
     GradientFlowReport,
+    GrowthWithoutGain,
+    LossReport,
     ParameterSetup,
     UpdatesLost,
     UpdateSpike,
@@ -99,3 +101,20 @@ GROWING = ("weights_growing", "a.weight", "warning")
 def test_weights_growing(norms: Any, setup: Any, alerts: Any) -> None:
     *past, now = (report(epoch, weight_norm=norm, setup=setup if epoch == 3 else {}) for epoch, norm in enumerate(norms))
     assert found(WeightsGrowing(), now, *past) == alerts
+
+
+@pytest.mark.parametrize(
+    ("norms", "sign", "level", "alerts"),
+    [
+        ((10, 11, 12.1, 13.4), 1, 1.0, [GROWING]),
+        ((10, 11, 12.1, 13.4), 0, 1.0, []),  # the loss of a policy, or one with other parts
+        ((10, 11, 12.1, 13.4), 1, 0.5, []),  # it has not risen
+        ((10, 11, 12.1, 12.4), 1, 1.0, []),  # growth slows down
+        ((10, 10.5, 11, 11.6), 1, 1.0, []),
+    ],
+)
+def test_weights_that_grow_while_the_loss_rises(norms: Any, sign: int, level: float, alerts: Any) -> None:
+    recent = (*[0.5, 0.51] * 64, *[level, level + 0.01] * 32)
+    loss = LossReport(64, level, 0.1, 0.4, 2.0, level, recent=recent, start=2.0, lowest=0.505)
+    *past, now = (report(epoch, weight_norm=norm) for epoch, norm in enumerate(norms))
+    assert found(GrowthWithoutGain(), replace(now, loss=loss, loss_sign=sign), *past) == alerts

@@ -179,7 +179,8 @@ class GrowthWithoutGain(Rule, kind="weights_growing"):
     In a training that learns, growth slows down as weights find their size, or the loss falls with it. Neither is so under a
     learning rate that has become too high, or a decay with the wrong sign; the loss is still far from diverging then. A learning
     rate that rises is no excuse, as it is for :class:`WeightsGrowing`: the loss says that it went too far. A weight that starts at
-    or near zero, biases and scales of norm layers are not judged.
+    or near zero, biases and scales of norm layers are not judged. The loss of a policy, or another one that is no distance of
+    outputs from targets, may rise while it learns.
 
     Attributes:
         factor: Growth of the norm over three windows, above which it counts.
@@ -192,7 +193,7 @@ class GrowthWithoutGain(Rule, kind="weights_growing"):
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         loss = report.minimized
-        if len(report.earlier) < 3 or not rises(loss, self.noise) or rising(loss.recent[-2 * BLOCK :]) < -1:
+        if len(report.earlier) < 3 or not report.loss_sign or not rises(loss, self.noise) or rising(loss.recent[-2 * BLOCK :]) < -1:
             return  # at last it falls again: other data, or another task, have raised it once
         found: dict[str, float] = {}
         for name, norms in _norms(report, 3).items():
@@ -258,7 +259,7 @@ KINDS = (
         "      or weight_norm > {GrowthWithoutGain.factor} * that three windows before, growing no more slowly than before in "
         "each,\n"
         "      while the median of the last 32 losses > its lowest + {GrowthWithoutGain.noise} * standard deviation from batch to "
-        "batch,\n      and the loss does not fall again",
+        "batch,\n      the loss does not fall again, and it is a distance of outputs from targets",
         advice=("Try a lower learning rate", "Add weight decay, or a normalisation layer"),
     ),
 )  # fmt: skip

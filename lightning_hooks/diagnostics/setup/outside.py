@@ -116,7 +116,8 @@ class WeightsWatch:
         self._known = {name: p for name, p in cleaned(known) if is_known(p) and p.is_floating_point() and p.numel()}
         trained = [name for name, parameter in self._known.items() if parameter.requires_grad]
         self._few = {name: self._known[name] for name in trained[:: -(-len(trained) // FEW) or 1]}
-        self._moments: list[tuple[int, Tensor]] = []  # each with its global step
+        self._moments: list[Tensor] = []
+        self._moment_steps: set[int] = set()  # the global steps at which these were taken
         self._earlier: list[Tensor] = []  # on the host
         self._before: tuple[str, Tensor] | None = None  # where training has paused: the moment, and the values
         self._between: Tensor | None = None  # the values at a window's end within the pause
@@ -128,7 +129,8 @@ class WeightsWatch:
     def _glance(self) -> None:
         """Take values of a few parameters when a sampled batch or the one after it starts."""
         if self._few and len(self._moments) < MOMENTS:
-            self._moments.append((self._context.host.position.global_step, self._taken(self._few.values())))
+            self._moments.append(self._taken(self._few.values()))
+            self._moment_steps.add(self._context.host.position.global_step)
 
     def _look(self, moment: str = "") -> None:
         """Take the values at a moment at which training pauses; without one, when one of the first batches after it starts."""
@@ -156,8 +158,10 @@ class WeightsWatch:
         """Find out what was set in the window, and how far copies are behind. One copy from the device."""
         self.set, self._between = None, self._taken(self._known.values())
         end = self._between if self._before is None else self._before[1]
-        in_pauses = (values for pause in self._pauses for values in pause[2:])
-        taken = [self._first, self._base, self._start, end, *in_pauses, *self._steps]
+        taken = [self._first, self._base, self._start, end]
+        for pause in self._pauses:
+            taken += pause[2:]
+        taken += self._steps
         if not self._known or len({*map(len, taken), len(self._between)}) > 1:
             self.follow()
             return
@@ -175,11 +179,11 @@ class WeightsWatch:
     # On the host.
 
     def _compare_moments(self) -> None:
-        steps, moments = {step for step, _ in self._moments}, [values for _, values in self._moments]
+        moments, self._moments = self._moments, []
         taken = torch.stack(moments).cpu() if len({*map(len, moments)}) == 1 else torch.zeros(0, 1)
         values = [*taken[taken.isfinite().all(1)]]  # NaN differs from itself
-        same = len(steps) >= STILL and len({each.numpy().tobytes() for each in values}) == 1
-        self.still, self._moments = tuple(self._few) if same else (), []
+        same = len(self._moment_steps) >= STILL and len({each.numpy().tobytes() for each in values}) == 1
+        self.still, self._moment_steps = tuple(self._few) if same else (), set()
         known = [each for each in self._earlier if values and len(each) == len(values[0])] + values
         if self.set is None:  # else a pause explains it
             self.returned += returns(known, len(values))
