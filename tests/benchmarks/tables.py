@@ -203,7 +203,7 @@ def limits(results: Results) -> str:
     entries = list(results.get("limits", {}).values())
     for result in _of(results, "fits"):
         if result["workload"] == "tiny":
-            for key, limit in (("default", 25), ("every", None)):
+            for key, limit in (("default", 8), ("every", None)):
                 entry = result["fits"].get(key)
                 if entry is not None:
                     label = f"{NAMES['tiny']}, {key if key == 'default' else 'every step'}"
@@ -216,7 +216,7 @@ def limits(results: Results) -> str:
         ]
         for entry in entries
     ]
-    return f"{measured_at(results)}.\n\n" + table(["", "measured", "limit"], lines)
+    return f"{measured_at(results)}.\n\n" + table(["", "measured", "goal"], lines)
 
 
 TABLES: dict[str, Callable[[Results], str]] = {
