@@ -121,7 +121,7 @@ def test_noise_that_the_step_adds(batch: float, training: float, validation: flo
     cause = strong_augmentation.judge(alert, Facts(features=report))
     assert (() if cause is None else cause.strengths) == strengths
     if cause is not None and "some" in strengths:
-        assert cause.statement == "The training step adds numbers of a size near 4.9 to batches of a size near 1."
+        assert cause.statement == "The training step adds noise of a size near 4.9 to data of a size near 1."
         assert cause.remedies[0].to == 0.1
     assert strong_augmentation.judge(replace(alert, site="stem"), Facts(features=report)) is None
 

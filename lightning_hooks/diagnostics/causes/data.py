@@ -183,9 +183,9 @@ def unrelated_targets(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     return "Weights move, and the loss stays at that of a constant: targets do not follow from what the model is given.", [remedy]
 
 
-@possible_cause("make what is added to training batches smaller than they are")
+@possible_cause("add less noise to training batches")
 def strong_augmentation(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """What training adds to its batches is larger than they are."""
+    """The noise that the training step adds to a batch is larger than the data."""
     inputs, given = facts.features.inputs.get("training"), facts.features.layer_inputs
     training, validation = given.get("training"), given.get("validation")
     if inputs is None or training is None or validation is None or alert.site != facts.features.first_layer:
@@ -199,7 +199,7 @@ def strong_augmentation(alert: Alert, facts: Facts, found: CauseEvidence) -> Jud
     remedy = Remedy(
         "set", "the size of the noise in training_step", float(f"{added:.3g}"), to, "", "a loss that falls further", SOON
     )
-    return f"The training step adds numbers of a size near {added:.3g} to batches of a size near {inputs.rms:.3g}.", [remedy]
+    return f"The training step adds noise of a size near {added:.3g} to data of a size near {inputs.rms:.3g}.", [remedy]
 
 
 CHANCE = 2.0

@@ -129,7 +129,7 @@ class ValidationShift(Rule, kind="validation_shift", judges="epoch"):
     def __call__(self, report: FeatureReport) -> Alerts:
         site, place, inputs = report.first_called, f"its input ({in_batch(report.input_place)})", report.inputs
         if not self._apart(inputs):
-            site, place, inputs = report.first_layer, "what it is given, behind what the steps do to a batch,", report.layer_inputs
+            site, place, inputs = report.first_layer, "its input, as the step has prepared it,", report.layer_inputs
         if self._apart(inputs) and site:
             ratio, sizes = _ratio(inputs), {part: stats.rms for part, stats in inputs.items()}
             yield self.alert(

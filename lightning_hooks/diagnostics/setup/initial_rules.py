@@ -86,8 +86,8 @@ class LargeLayers(Rule, kind="poor_init"):
         if middle > self.gain and size > self.outputs:
             yield self.alert(
                 report, large[0], middle, self.gain, "warning",
-                f"{len(large)} of {len(gains)} layers start with a gain above {self.gain:g} (median {middle:.3g}): each puts out "
-                f"about so many times what it is given, numbers of a size near {size:.3g}.",
+                f"{len(large)} of {len(gains)} layers start with a gain above {self.gain:g} (median {middle:.3g}): each stretches "
+                f"its input by about that factor, and the median size of their outputs is {size:.3g}.",
                 advice=("Leave the initialisation of layers to PyTorch",),
             )  # fmt: skip
 
