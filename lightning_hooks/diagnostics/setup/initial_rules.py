@@ -207,7 +207,7 @@ __all__ = ["ConstantWeights", "FirstLossFar", "FirstLossHigh", "LargeLayers", "O
 
 KINDS = (
     Kind(
-        "poor_init", "Initial weights unlike those of similar layers", group="Forward", states="symptom",
+        "poor_init", "Unusual initial weights", group="Forward", states="symptom",
         causes=(
             data.placeholder, weights.stretching_start, weights.initial_scale, weights.large_start, weights.small_start,
             weights.constant_weights, data.large_inputs, data.large_targets,
