@@ -94,11 +94,13 @@ def unregistered_modules(root: nn.Module, counts: Callable[[nn.Module], bool] | 
         The name of the attribute, such as ``net.blocks``, to the outermost modules in it.
     """
     known = {id(module) for module in root.modules()}
-    modules = ((name, [entry for entry in entries if isinstance(entry, nn.Module)]) for name, entries in _attributes(root))
-    unknown = ((name, [module for module in inside if id(module) not in known]) for name, inside in modules)
-    counted = counts or (lambda module: bool(own_parameters(module, root)))
-    hidden = ((name, list(dict.fromkeys(filter(counted, inside)))) for name, inside in unknown)
-    return {name: found for name, found in hidden if found}
+    found: dict[str, list[nn.Module]] = {}
+    for name, entries in _attributes(root):
+        inside = (entry for entry in entries if isinstance(entry, nn.Module) and id(entry) not in known)
+        hidden = [module for module in inside if (own_parameters(module, root) if counts is None else counts(module))]
+        if hidden:
+            found[name] = list(dict.fromkeys(hidden))
+    return found
 
 
 def unregistered_tensors(root: nn.Module) -> dict[str, list[Tensor]]:
@@ -112,10 +114,13 @@ def unregistered_tensors(root: nn.Module) -> dict[str, list[Tensor]]:
         ``nn.Parameter(…).float()`` is, to these. What FSDP flattens does not count.
     """
     known = {id(parameter) for parameter in root.parameters()}
-    tensors = ((name, [entry for entry in entries if isinstance(entry, Tensor)]) for name, entries in _attributes(root))
-    leaves = ((name, [leaf for tensor in inside for leaf in _leaves(tensor)]) for name, inside in tensors)
-    hidden = ((name, [leaf for leaf in inside if id(leaf) not in known]) for name, inside in leaves)
-    return {name: found for name, found in hidden if found}
+    found: dict[str, list[Tensor]] = {}
+    for name, entries in _attributes(root):
+        tensors = (leaf for entry in entries if isinstance(entry, Tensor) for leaf in _leaves(entry))
+        hidden = [tensor for tensor in tensors if id(tensor) not in known]
+        if hidden:
+            found[name] = hidden
+    return found
 
 
 def own_parameters(module: nn.Module, root: nn.Module) -> list[nn.Parameter]:

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lightning_hooks.declare.context import Context
-from lightning_hooks.diagnostics.batches.inputs import PARTS
-from lightning_hooks.diagnostics.features.table import feature_stats
+from lightning_hooks.diagnostics.batches.inputs import PARTS, by_part
 from lightning_hooks.hooks import Listener
 from lightning_hooks.hooks.functions import FUSED
 from lightning_hooks.hooks.tensors import plain_values
@@ -76,10 +75,11 @@ class FirstLayerTable(Tables):
     def read(self, packed: Tensor) -> dict[str, Any]:
         """Return fields of the report."""
         parts = self.split(packed)
-        rows = zip(PARTS, self._values.lines(parts["values"]), strict=True)
-        found = {part: feature_stats(row) for part, row in rows if row[Column.CALLS]}
         place = int(parts["place"])
-        return {"layer_inputs": found, "first_layer": self._sites[place][0] if place >= 0 else ""}
+        return {
+            "layer_inputs": by_part(self._values.lines(parts["values"])),
+            "first_layer": self._sites[place][0] if place >= 0 else "",
+        }
 
 
 class _Given(Listener):

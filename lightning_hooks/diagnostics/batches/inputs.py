@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.rule import in_batch
-from lightning_hooks.diagnostics.features.table import feature_stats
+from lightning_hooks.diagnostics.features.table import FeatureStats, feature_stats
 from lightning_hooks.hooks.attributes import contents, stored_count
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import MAX_DEPTH, in_memory, plain_values
@@ -120,11 +120,15 @@ class InputTable(Tables):
         """
         parts = self.split(packed)
         ((same,),) = self._samples.lines(parts["samples"])
-        rows = self._values.lines(parts["values"])
-        inputs = {part: feature_stats(row) for part, row in zip(PARTS, rows, strict=True) if row[Column.CALLS]}
+        inputs = by_part(self._values.lines(parts["values"]))
         bad, *index = (0,) if self._nonfinite is None else self._nonfinite.tolist()
         where = {"input_place": self.place, "input_nonfinite": tuple(index) if bad else ()}
         return {"inputs": inputs, **where, "images": self.images, "same_samples": same < 2 if same else None}
+
+
+def by_part(rows: Sequence[Sequence[float]]) -> dict[str, FeatureStats]:
+    """The statistics of the inputs of training, and of those of validation, where there were some."""
+    return {part: feature_stats(row) for part, row in zip(PARTS, rows, strict=True) if row[Column.CALLS]}
 
 
 def tensors_in(batch: Any) -> BatchTensors:

@@ -190,8 +190,9 @@ class FeatureCollector(Collector[FeatureReport]):
         unmeasured = self._named(packed["unmeasured"].tolist())
         sites, silent = self.table.read(packed["features"])
         order = self.table.called(sites_in_order(packed["order"].tolist()))
-        read = (table.read(packed[name]) for name, table in self._reported.items())
-        fields: dict[str, Any] = {name: value for found in read for name, value in found.items()}
+        fields: dict[str, Any] = {}
+        for name, table in self._reported.items():
+            fields |= table.read(packed[name])
         still = [name for name, stats in sites.items() if stats.std <= STEADY * stats.rms]
         return FeatureReport(
             epoch,

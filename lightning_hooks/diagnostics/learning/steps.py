@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import huber_loss, smooth_l1_loss
 
 from lightning_hooks.declare.context import MeasuredLoss
 from lightning_hooks.declare.functional import CallTable
@@ -72,12 +73,12 @@ class ConstantTable(CallTable):
             self.rows[0, : column.UNDEFINED] += found.to(self.rows)
 
     def _found(self, call: FunctionalCall, given: Tensor, target: Tensor, loss: Tensor) -> Tensor | None:
-        given_by, weight = call.arguments.get, call.arguments.get("weight")
+        argument, weight = call.arguments.get, call.arguments.get("weight")
         if call.function in CLASSES:
-            return self._of_classes(given, target, loss, weight, given_by("ignore_index", -100), given_by("label_smoothing") or 0.0)
+            return self._of_classes(given, target, loss, weight, argument("ignore_index", -100), argument("label_smoothing") or 0.0)
         if (
             weight is not None
-            or given_by("pos_weight") is not None
+            or argument("pos_weight") is not None
             or target.requires_grad
             or len(target) < FEWEST_TARGETS
             or not target.is_floating_point()
@@ -91,7 +92,7 @@ class ConstantTable(CallTable):
         elif call.function == "l1_loss":
             constant = (samples - samples.median(0).values).abs().mean()
         elif call.function in REGRESSION:
-            constant = _huber(samples, given_by("delta", 1.0), given_by("beta"))
+            constant = _huber(samples, argument("delta", 1.0), argument("beta"))
         else:
             mean = samples.mean(0).clamp(0, 1)
             constant = -(torch.xlogy(mean, mean) + torch.xlogy(1 - mean, 1 - mean)).mean()
@@ -111,11 +112,11 @@ class ConstantTable(CallTable):
         if labels.is_cpu and loss.is_cpu and self.rows.is_cpu:
             of_classes = labels.numpy()
             of_classes = of_classes[(of_classes >= 0) & (of_classes < classes) & (of_classes != ignored)]
-            count = len(of_classes)
+            count, each = len(of_classes), None
             if weight is not None:
                 each = weight.detach().double().numpy()[of_classes]
                 each *= count / max(each.sum(), math.ulp(0.0))
-            self.rows.numpy()[0, len(ConstantColumn) :] += np.bincount(of_classes, None if weight is None else each, MOST_CLASSES)
+            self.rows.numpy()[0, len(ConstantColumn) :] += np.bincount(of_classes, each, MOST_CLASSES)
             return torch.tensor((number(loss) * count if count else 0.0, smoothing * count, count), dtype=self.rows.dtype)
         counts = ((labels >= 0) & (labels < classes) & (labels != ignored)).to(self.rows.dtype)
         places, total = labels.clamp(0, classes - 1).to(torch.int64), counts.sum()
@@ -152,15 +153,14 @@ def _is_mean(arguments: Mapping[str, Any]) -> bool:
 
 
 def _huber(samples: Tensor, delta: float, beta: float | None) -> Tensor:
-    """The Huber loss of the best constant for each column; with ``beta`` the smooth L1 loss, which is the former over it."""
+    """The Huber loss of the best constant for each column; with ``beta`` the smooth L1 loss, which has the same one."""
     limit = delta if beta is None else max(beta, torch.finfo(samples.dtype).tiny)
     best = samples.median(0).values
     for _ in range(HUBER_STEPS):
         away = samples - best
         best = best + away.clamp(-limit, limit).sum(0) / (away.abs() <= limit).sum(0).clamp_min(1)
-    away = (samples - best).abs()
-    constant = torch.where(away <= limit, 0.5 * away.square(), limit * (away - 0.5 * limit)).mean()
-    return constant if beta is None else constant / limit
+    constant = best.expand_as(samples)
+    return huber_loss(constant, samples, delta=delta) if beta is None else smooth_l1_loss(constant, samples, beta=beta)
 
 
 RECENT = 16  # measured steps that are kept, the last ones

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import ClassVar
 
@@ -11,7 +10,6 @@ from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, in_batch, percent, where
 from lightning_hooks.diagnostics.batches.inputs import PARTS
 from lightning_hooks.diagnostics.causes import code, data, rates, steps, wiring
-from lightning_hooks.diagnostics.features.table import FeatureStats
 from lightning_hooks.diagnostics.loss.report import NO_LOSS
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.loss_inputs.validated import ClassPairs
@@ -127,25 +125,20 @@ class ValidationShift(Rule, kind="validation_shift", judges="epoch"):
     factor: float = 4.0
 
     def __call__(self, report: FeatureReport) -> Alerts:
-        site, place, inputs = report.first_called, f"its input ({in_batch(report.input_place)})", report.inputs
-        if not self._apart(inputs):
-            site, place, inputs = report.first_layer, "its input, as the step has prepared it,", report.layer_inputs
-        if self._apart(inputs) and site:
-            ratio, sizes = _ratio(inputs), {part: stats.rms for part, stats in inputs.items()}
-            yield self.alert(
-                report, site, ratio, (1 / self.factor, self.factor)[ratio > 1], "warning",
-                f"{place} has a root mean square of {sizes['validation']:.3g} in validation and {sizes['training']:.3g} in "
-                f"training (limit: a factor of {self.factor:.3g}): the two are prepared differently.",
-            )  # fmt: skip
-
-    def _apart(self, inputs: Mapping[str, FeatureStats]) -> bool:
-        return max(_ratio(inputs), 1 / _ratio(inputs)) > self.factor
-
-
-def _ratio(inputs: Mapping[str, FeatureStats]) -> float:
-    """Root mean square in validation over that in training; 1 where one of them is 0 or not known."""
-    training, validation = (getattr(inputs.get(part), "rms", 0.0) for part in PARTS)
-    return validation / training if training > 0 and validation > 0 else 1.0
+        compared = (
+            (report.first_called, f"its input ({in_batch(report.input_place)})", report.inputs),
+            (report.first_layer, "its input, as the step has prepared it,", report.layer_inputs),
+        )
+        for site, what, inputs in compared:
+            training, validation = (getattr(inputs.get(part), "rms", 0.0) for part in PARTS)
+            ratio = validation / training if training > 0 and validation > 0 else 1.0
+            if max(ratio, 1 / ratio) > self.factor and site:
+                yield self.alert(
+                    report, site, ratio, (1 / self.factor, self.factor)[ratio > 1], "warning",
+                    f"{what} has a root mean square of {validation:.3g} in validation and {training:.3g} in training (limit: a "
+                    f"factor of {self.factor:.3g}): the two are prepared differently.",
+                )  # fmt: skip
+                return
 
 
 class ValidationApart(Rule, kind="validation_shift", judges="epoch"):

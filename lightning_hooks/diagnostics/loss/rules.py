@@ -173,14 +173,14 @@ class TargetsRecede(Rule, kind="loss_diverging"):
 
     factor: float = 3.0
     windows: ClassVar[int] = 3  # windows in a row, each of which must be worse than the one before
-    grows: ClassVar[float] = 1.05  # the last of their losses over the first, above which it counts
+    rise: ClassVar[float] = 1.05  # the last of their losses over the first, above which it counts
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         now, first = report.over_constant, report.first.over_constant
         distances = [one.over_constant * (one.learned.constant_loss or math.nan) for one in report.windows]
         last, limit = distances[-self.windows :], self.factor * max(1.0, first)
         grows = len(last) == self.windows and all(earlier < later for earlier, later in pairwise(last))
-        if grows and last[-1] > self.grows * last[0] and now > limit and last[-1] > self.factor * distances[0]:
+        if grows and last[-1] > self.rise * last[0] and now > limit and last[-1] > self.factor * distances[0]:
             yield self.alert(
                 report, SITE, now, limit, "warning",
                 f"outputs are {now:.3g} times as far from their targets as the best constant answer (limit {limit:.3g}), and were "
@@ -262,7 +262,7 @@ KINDS = (
         "Not under manual optimisation, but for:\n"
         "or if over_constant * loss of the best constant answer rose from window to window in the last {TargetsRecede.windows}, by "
         "a factor\n"
-        "   of more than {TargetsRecede.grows},\n"
+        "   of more than {TargetsRecede.rise},\n"
         "   and is > {TargetsRecede.factor} * that of the first, as over_constant is, and > {TargetsRecede.factor}",
         advice=("Try a lower learning rate, and check what its scheduler does",
             "Check the sign and the weight of each term of the loss"),
