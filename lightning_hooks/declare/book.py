@@ -135,9 +135,9 @@ class AlertBook:
         return [(key, known[-1]) for key, known in self.problems.items() if not known[-1].over]
 
     @property
-    def over(self) -> list[Occurrence]:
-        """What was passed on and is over."""
-        return [occurrence for known in self.problems.values() for occurrence in known if occurrence.over]
+    def past(self) -> list[Occurrence]:
+        """What was passed on and is over, or was no root cause in the last window."""
+        return [occurrence for known in self.problems.values() for occurrence in known if occurrence.over or not occurrence.root]
 
     def _open(self, alert: Alert) -> Occurrence | None:
         """The problem that lasts and that an alert belongs to."""
@@ -249,8 +249,8 @@ class AlertBook:
         self.cleared = []
         for key, occurrence in self.lasting:
             occurrence.root = key in groups
-            if key[0] in kinds:
-                occurrence.number, occurrence.last_epoch = self.windows, max(alert.epoch for alert in alerts)
+            if key[0] in kinds or occurrence.passed_on.name in {alert.cause for alert in (*alerts, *others)}:
+                occurrence.number, occurrence.last_epoch = self.windows, max(alert.epoch for alert in (*alerts, *others))
             elif self.windows - occurrence.number >= REARM:
                 occurrence.over = True
                 self.cleared.append(occurrence)

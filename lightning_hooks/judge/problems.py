@@ -125,10 +125,10 @@ def in_problems(
         found = explain([problem.alert for problem in unknown])
         for problem, alert in zip(unknown, found, strict=True):
             problem.alert = alert
-    over = [FoundKind(place, one.passed_on, lasts=True) for place, book in enumerate(books) for one in book.over]
+    past = [FoundKind(place, one.passed_on, lasts=not one.over) for place, book in enumerate(books) for one in book.past]
     for problem in sorted(new, key=lambda problem: problem.order):
         head = before.get(problem.alert.kind) or next((head for head in heads if _explains(head, problem)), None)
-        head = head or next((head for head in over if _comes_back(head, problem)), None)
+        head = head or next((head for head in past if _comes_back(head, problem)), None)
         if head is None:
             heads.append(problem)
         else:
@@ -144,7 +144,7 @@ def in_problems(
         if not problem.spreads:
             for report, alert in problem.others:
                 ordered[report].append(dataclasses.replace(alert, cause="", consequences=()))
-    for problem in [*left, *over]:
+    for problem in [*left, *past]:
         for report, alert in _effects(problem):
             ordered[report].append(dataclasses.replace(alert, severity="info", cause=problem.alert.name, consequences=()))
     return Judged([tuple(alerts) for alerts in ordered], left)
@@ -197,8 +197,11 @@ def _explained_before(heads: Iterable[FoundKind], books: Sequence[AlertBook]) ->
 
 def _explains(head: FoundKind, effect: FoundKind) -> bool:
     """Whether one problem explains another: they share a cause that much speaks for, or the second came of what spreads."""
-    later = head.lasts and head.first.began > effect.alert.began
-    if later or head.serious < effect.serious or head.kind.name == effect.kind.name:
+    if head.serious < effect.serious or head.kind.name == effect.kind.name:
+        return False
+    if head.decisive.keys() & effect.decisive.keys():
+        return True  # one cause, one problem
+    if head.lasts and head.first.began > effect.alert.began:
         return False
     if head.kind.about == effect.kind.about == "nonfinite":
         return True
@@ -206,26 +209,30 @@ def _explains(head: FoundKind, effect: FoundKind) -> bool:
         return True  # what grew from step to step has overflowed
     if head.lasts and effect.kind.states == "fact" and head.kind.states != "fact":
         return False  # it says more than the symptom that was passed on
-    if head.decisive.keys() & effect.decisive.keys():
-        return True  # one cause, one problem
-    if effect.kind.states == "outcome" and head.decisive and head.surety >= effect.surety:
+    if _ends_in(head, effect):
         return True
     if head.lasts and gravity(effect.alert.severity) < gravity(head.alert.severity):
         return False  # what is graver than what was passed on is passed on itself
     if not effect.decisive and head.decisive.keys() & {one.name for one in effect.kind.causes}:
         return True
-    event = effect.kind.about == "batch" and effect.kind.states == "symptom"
-    if (head.lasts and effect.decisive) or (event and head.kind.about == "window"):
+    event = effect.kind.about == "batch" and effect.kind.states == "symptom" and head.kind.about == "window"
+    adopts = not head.decisive and effect.decisive.keys() & {one.name for one in head.kind.causes}
+    if (head.lasts and effect.decisive) or (event and not adopts):
         return False
     if effect.kind.states == "outcome" and not effect.decisive:
         return head.kind.states != "own"
     return head.spreads and (effect.spreads or effect.kind.states == "outcome")
 
 
+def _ends_in(head: FoundKind, effect: FoundKind) -> bool:
+    """Whether the course of the loss is what a problem with a known cause does: a fact, or one surer than the loss's own cause."""
+    return effect.kind.states == "outcome" and bool(head.decisive) and (head.kind.states == "fact" or head.surety >= effect.surety)
+
+
 def _comes_back(head: FoundKind, effect: FoundKind) -> bool:
-    """Whether one cause has made a problem that is over and a new one of another kind, which is no graver."""
+    """Whether a problem of earlier windows explains another kind, no graver: by its cause or, if it lasts, as its outcome."""
     again = head.kind.name == effect.kind.name or gravity(effect.alert.severity) < gravity(head.alert.severity)
-    return bool(head.decisive.keys() & effect.decisive.keys()) and not again
+    return not again and (bool(head.decisive.keys() & effect.decisive.keys()) or (head.lasts and _ends_in(head, effect)))
 
 
 def _adopt(problem: FoundKind) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -243,12 +243,17 @@ class Member:
         self.context.batches = self.context.sampled_batches = 0
         self.window_end_seconds, self.table_bytes = perf_counter() - began, packed.nbytes
 
-    def enter(self, report: Any) -> list[Alert]:
-        """Take a window's report, whose alerts are in order of cause, and enter it into the alert book; return those to pass on."""
+    def enter(self, report: Any, others: Iterable[Alert] = ()) -> list[Alert]:
+        """Take a window's report, whose alerts are in order of cause, and enter it into the alert book; return those to pass on.
+
+        Args:
+            report: The report.
+            others: The alerts of other monitors in this window.
+        """
         self.report, book = report, self.alerting.book
         loss = getattr(report, "loss", None)
         book.unit = report.unit
-        return book.new_alerts(report.alerts, report.at, math.nan if loss is None else loss.mean)
+        return book.new_alerts(report.alerts, report.at, math.nan if loss is None else loss.mean, others)
 
     def finish_epoch(self) -> bool:
         """Merge the epoch's windows into its report, where there are several; return whether there are."""

@@ -78,7 +78,7 @@ class RunAlerts:
             member.alerting.book.early.update({(alert.kind, alert.site): alert for alert in alerts})
             reports.append(self._dated(dataclasses.replace(report, alerts=alerts)))
         complete, notices = self._enter(
-            members, Window(reports), lambda member, report: member.alerting.book.at_once(report.alerts)
+            members, Window(reports), lambda member, report, _: member.alerting.book.at_once(report.alerts)
         )
         for member in members:
             member.alerting.book.reported.update(kind_of(notice.alert.kind).about for notice in notices)
@@ -107,14 +107,14 @@ class RunAlerts:
                 self.judge_urgent(observed, last=True, lookup=found)
 
     def _enter(
-        self, members: Sequence[Member], window: Window, enter: Callable[[Member, Any], list[Alert]]
+        self, members: Sequence[Member], window: Window, enter: Callable[[Member, Any, list[Alert]], list[Alert]]
     ) -> tuple[Window, list[Notice]]:
         """Put the alerts of a window in order of cause, each as it is passed on and shown, and enter them into the books.
 
         Args:
             members: Those that made its reports.
             window: The reports.
-            enter: Enters a report into its member's book; returns the alerts to pass on.
+            enter: Enters a report into its member's book, given the alerts of the other reports; returns the alerts to pass on.
 
         Returns:
             The window with its alerts in order, and the root causes that are new, with the actions of the affected members.
@@ -136,7 +136,7 @@ class RunAlerts:
         fresh = {
             (place, alert.name): alert
             for place, (member, report) in enumerate(zip(members, complete.reports, strict=True))
-            for alert in enter(member, report)
+            for alert in enter(member, report, [one for other in complete.reports if other is not report for one in other.alerts])
         }
         notices = [
             Notice(fresh[place, root.name], members[place], actions_on(root, members, window))

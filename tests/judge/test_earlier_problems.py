@@ -102,7 +102,7 @@ def test_what_grows_graver_is_passed_on_by_what_explains_it() -> None:
 @pytest.mark.parametrize(("cause", "joined"), [("rate_too_high", True), ("constant_weights", False)])
 @pytest.mark.parametrize("began", [0, 2])
 def test_a_new_problem_with_a_cause_belongs_to_an_earlier_one_with_the_same(cause: str, joined: bool, began: int) -> None:
-    """Another monitor's; one that began before is a problem of its own."""
+    """Another monitor's, whenever it began: one cause is one problem."""
     causes = [(Cause(name, "It is so.", 0.9),) for name in ("rate_too_high", cause)]
     head, effect = replace(found(RATE, 1), causes=causes[0]), replace(found(COLLAPSE, 3), causes=causes[1])
     book = AlertBook()
@@ -110,9 +110,8 @@ def test_a_new_problem_with_a_cause_belongs_to_an_earlier_one_with_the_same(caus
     reports = GradientFlowReport(3, 10, MODULES, {}, 1.0), AttentionReport(3, 10, {})
     alerts = (replace(effect, since_step=10 * began),)
     ordered = in_problems(Window([reports[0], replace(reports[1], alerts=alerts)]), [book, AlertBook()])
-    together = joined and began > 1
-    assert [problem.alert.name for problem in ordered.problems] == [RATE if together else COLLAPSE]
-    assert [one.cause for one in ordered.of_report[1]] == [RATE if together else ""]
+    assert [problem.alert.name for problem in ordered.problems] == [RATE if joined else COLLAPSE]
+    assert [one.cause for one in ordered.of_report[1]] == [RATE if joined else ""]
 
 
 @pytest.mark.parametrize(
@@ -129,12 +128,36 @@ def test_the_cause_of_a_problem_that_is_over_is_not_passed_on_again_unless_what_
     books = AlertBook(), AlertBook()
     for epoch in range(4):
         books[0].new_alerts([head] if epoch == 0 else [], epoch)
-    assert [one.passed_on.name for one in books[0].over] == [RATE]
+    assert [one.passed_on.name for one in books[0].past] == [RATE]
     reports = GradientFlowReport(4, 10, MODULES, {}, 1.0), replace(AttentionReport(4, 10, {}), alerts=(effect,))
     ordered = in_problems(Window(reports), books)
     assert [problem.alert.name for problem in ordered.problems] == [COLLAPSE] * (not joined)
     assert [(one.cause, one.severity) for one in ordered.of_report[1]] == [(RATE, "info") if joined else ("", severity)]
     assert ordered.of_report[0] == ()  # it is not back itself
+
+
+@pytest.mark.parametrize(
+    ("kind", "windows", "sure", "joined"),
+    [
+        ("update_too_large", 2, 0.9, True),  # it was not found in the last window, and may last
+        ("update_too_large", 2, 0.5, False),  # that the loss has a cause of its own is more probable
+        ("not_zeroed", 2, 0.5, True),  # what is wrong in itself comes first
+        ("update_too_large", 3, 0.9, False),  # it is over
+    ],
+)
+def test_a_loss_that_stands_still_is_what_a_problem_does_that_lasts(kind: str, windows: int, sure: float, joined: bool) -> None:
+    head = replace(found(f"{kind} at 0-SGD", 0), causes=(Cause("rate_too_high", "It is so.", sure),))
+    effect = replace(found("no_progress at loss", windows), causes=(Cause("unrelated_targets", "It is so.", 0.6),))
+    book = AlertBook()
+    for epoch in range(windows):
+        book.new_alerts([head] if epoch == 0 else [], epoch)
+    for epoch in range(windows, windows + 3):
+        report = replace(GradientFlowReport(epoch, 10, MODULES, {}, 1.0), alerts=(replace(effect, epoch=epoch),))
+        (ordered,) = in_problems(Window([report]), [book]).of_report
+        assert [one.cause for one in ordered] == [head.name if joined else ""]
+        book.new_alerts(book.grouped(ordered), epoch)
+        assert [one.kind for one in book.open] == ([] if joined else ["no_progress"])
+        assert (book.problems[kind, True][0].over, len(book.cleared)) == (not joined and windows + epoch > 4, 0) or not joined
 
 
 @pytest.mark.parametrize(
