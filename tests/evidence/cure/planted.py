@@ -56,6 +56,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "batchnorm_of_two": ("small_batches",),
     **dict.fromkeys(("balance_with_wrong_sign", "penalty_with_wrong_sign"), ("wrong_sign",)),
     "shortcut_doubled": ("scaled_shortcut",),
+    "scaled_at_each_step": ("changed_between_steps",),
     "wrong_scale": ("unscaled_scores",),
     "views_collapse": ("nothing_repels",),
     # The bugs of others.
@@ -132,6 +133,7 @@ REPAIRS: dict[str, str] = {
     **dict.fromkeys(("labels_masked_in_step", "labels_masked", "ignored_class"), "labels"),
     **dict.fromkeys(("workers_repeat", "buffer_not_filled"), "samples"),
     **dict.fromkeys(("encoder_written_back", "stem_written_back"), "what writes"),
+    "scaled_at_each_step": "multiplies or sets",
     "validation_not_normalised": "transforms of validation",
     "dropout_everywhere": "self.training",
     "lr_grows": "what raises",

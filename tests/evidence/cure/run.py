@@ -5,8 +5,9 @@ table and writes ``runs/cure/zoo.md`` and ``runs/cure/zoo.json``; ``--of bugs`` 
 faults. Results are kept, one line per training, and used again while neither the package, the trainings nor this folder has
 changed, those of the twins until --fresh.
 
-Cured means: the score is at least the mean of the twins' minus two standard deviations, over three seeds; a standard deviation
-below 0.01 counts as 0.01, and so does one below a hundredth of the mean. The score is the last validation's; without one minus the
+Cured means: the score is at least the mean of the twins' minus two standard deviations, over three seeds, or that of the twin of
+the same seed, if it is lower; a standard deviation below 0.01 counts as 0.01, and so does one below a hundredth of the mean. The
+score is the last validation's; without one minus the
 last training loss, which says nothing where the fault is in the loss itself. A fault that leaves the score there by itself is not
 counted. The remedies are those of the first alert above info that has any. Next to it: a random remedy of those that can be
 applied, and a tenth of the learning rate. A remedy in words counts as the repair where its cause is the planted one and its words
@@ -110,11 +111,12 @@ def limit_of(scores: Sequence[float]) -> float:
     return mean - 2 * max(spread, LEAST_SPREAD, LEAST_SPREAD * abs(mean))
 
 
-def judged(rows: Sequence[tuple[str, int, dict[str, Any]]], twins: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """Each row with the limit that a cure reaches, and what reaches it."""
+def judged(rows: Sequence[tuple[str, int, dict[str, Any]]], twins: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
+    """Each row with the limit that a cure reaches, and what reaches it, given the score of the twin of each seed."""
     found = []
     for name, seed, row in rows:
-        limit = limit_of(twins[name])
+        of_seeds = twins[name]
+        limit = min(limit_of([of_seeds[one] for one in TWINS if one in of_seeds]), of_seeds.get(seed, math.inf))
         reached = {key: row.get(key) is not None and row[key] >= limit for key in ("score", *TRIES)}
         named = row["causes"][0][0] if row.get("causes") else ""
         found.append(
@@ -165,15 +167,15 @@ def main() -> None:
     if unknown:
         parser.error(f"no such family: {', '.join(unknown)}")
     names = options.only or list(known.faults)
-    twins = [(name, seed, "twin") for name in names for seed in TWINS]
+    twins = [(name, seed, "twin") for name in names for seed in sorted({*TWINS, *options.seeds})]
     run, more = partial(run_one, of=options.of, brief=options.brief), (options.processes, options.fresh)
     healthy = run_all(run, twins, FOLDER / f"twins-{options.of}.jsonl", *more)
     jobs = [(name, seed, "fault") for name in names for seed in options.seeds]
     runs = FOLDER / f"runs-{options.of}{'-brief' * options.brief}-{fingerprint(known.folder, Path(__file__).parent)}.jsonl"
     found = run_all(run, jobs, runs, *more)
-    scores: dict[str, list[float]] = {name: [] for name in names}
-    for (name, *_), row in zip(twins, healthy, strict=True):
-        scores[name] += [row["score"]] if row["score"] is not None else []
+    scores: dict[str, dict[int, float]] = {name: {} for name in names}
+    for (name, seed, _), row in zip(twins, healthy, strict=True):
+        scores[name] |= {seed: row["score"]} if row["score"] is not None else {}
     rows = judged([(name, seed, row) for (name, seed, _), row in zip(jobs, found, strict=True)], scores)
     c = counts(rows)
     text = (

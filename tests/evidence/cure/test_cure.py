@@ -217,15 +217,17 @@ def test_what_remedies_are_compared_with() -> None:
 
 
 def test_cures_are_counted_by_the_score_of_harmful_faults() -> None:
-    twins = {"negative_bias": [0.9, 0.92, 0.94]}
+    twins = {"negative_bias": {0: 0.9, 1: 0.92, 2: 0.94, 3: 0.5, 4: 0.86}}
     cause = {"causes": [["offset_bias", 0.9, "So."]]}
     rows = [
         ("negative_bias", 0, {"score": 0.3, "first": 0.89, "tenth": 0.3, **cause}),  # the limit is 0.92 - 2 * 0.02
         ("negative_bias", 1, {"score": 0.3, "first": 0.87, "second": 0.95, "random": None, "tenth": 0.9}),
         ("negative_bias", 2, {"score": 0.9, "first": 0.9, "tenth": 0.9, **cause}),
+        ("negative_bias", 3, {"score": 0.6, "first": 0.6, "tenth": 0.6}),  # without the fault it is no better at this seed
+        ("negative_bias", 4, {"score": 0.3, "first": 0.86, "tenth": 0.3}),  # and no cure makes it better than that
     ]
     found = counts(judged(rows, twins))
-    assert found == {"trainings": 3, "harmful": 2, "named": 2, "first": 1, "two": 2, "random": 0, "tenth": 1}
+    assert found == {"trainings": 5, "harmful": 3, "named": 2, "first": 2, "two": 3, "random": 0, "tenth": 1}
 
 
 def test_the_limit_of_scores_and_of_losses() -> None:
@@ -265,6 +267,6 @@ def test_every_family_of_the_tables_is_in_the_zoo_or_among_the_bugs() -> None:
 @pytest.mark.slow
 def test_a_bias_is_named_and_its_remedy_cures() -> None:
     row = run_one(("negative_bias", 0, "fault"))
-    twins = {"negative_bias": [run_one(("negative_bias", seed, "twin"))["score"] for seed in (0, 1)]}
+    twins = {"negative_bias": {seed: run_one(("negative_bias", seed, "twin"))["score"] for seed in (0, 1)}}
     (found,) = judged([("negative_bias", 0, row)], twins)
     assert (found["harmful"], found["right"], found["cured"]["first"], found["cured"]["tenth"]) == (True, True, True, False)
