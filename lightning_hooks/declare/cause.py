@@ -77,6 +77,25 @@ def written(value: Setting) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+SOON = 50  # optimizer steps after which a cure of the step size shows
+
+
+def replace(target: str, to: str, effect: str = "", code: str = "", steps: int = SOON) -> Remedy:
+    """Replace something by something else, both in words."""
+    return Remedy("replace", target, to=to, effect=effect, steps=steps, code=code)
+
+
+def rounded(value: float) -> float:
+    """A value to one significant digit."""
+    return float(f"{value:.0e}")
+
+
+def in_code(name: str) -> str:
+    """A module or parameter as an attribute of the model in its own ``__init__``: ``self.net[0].bias``; ``self`` for the model."""
+    parts = [] if name == "the model" else name.split(".")
+    return "self" + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in parts)
+
+
 PROOF, STRONG, SOME, SLIGHT, SHOWN, AGAINST, EXCLUDES = "proof", "strong", "some", "slight", "shown", "against", "excludes"
 # How much a piece of evidence says: it is wrong in itself; it is rare without this cause; it is more frequent with it; it is a
 # detail; nothing; it is rare with this cause; it is next to impossible with it. What each adds to the log-odds is measured.

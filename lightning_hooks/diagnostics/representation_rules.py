@@ -8,10 +8,7 @@ from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule
-from lightning_hooks.diagnostics.causes.data import constant_data, destroyed_inputs, large_inputs, nothing_repels
-from lightning_hooks.diagnostics.causes.steps import STEP_SIZE
-from lightning_hooks.diagnostics.causes.weights import constant_weights, large_start, offset_bias, small_start, squashing_chain
-from lightning_hooks.diagnostics.causes.wiring import flat_between
+from lightning_hooks.diagnostics.causes import data, steps, weights, wiring
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.targets import TargetStats
 from lightning_hooks.diagnostics.reports import FeatureReport
@@ -117,8 +114,9 @@ KINDS = (
     Kind(
         "representation_collapse", "Outputs that are the same for every sample", group="Forward", states="symptom",
         causes=(
-            flat_between, constant_data, destroyed_inputs, large_inputs, constant_weights, small_start, large_start, offset_bias,
-            nothing_repels, squashing_chain, *STEP_SIZE,
+            wiring.flat_between, data.constant_data, data.destroyed_inputs, data.large_inputs, weights.constant_weights,
+            weights.small_start, weights.large_start, weights.offset_bias, data.nothing_repels, weights.squashing_chain,
+            *steps.STEP_SIZE,
         ),
         meaning="The output of the model, or of one of its parts, has become the same for all samples of a batch, up to its size. "
         "It differed when training started. Self-supervised and metric learning without negatives end so, and generators that "

@@ -112,8 +112,7 @@ def dropped(function: str, arguments: Mapping[str, Any]) -> float:
     """
     if function == "sdpa":
         return float(arguments.get("dropout_p", 0.0))
-    active = arguments.get("training", arguments.get("train", True))
-    return float(arguments.get("p", 0.5)) if active else 0.0
+    return float(arguments.get("p", 0.5)) if arguments.get("training", arguments.get("train", True)) else 0.0
 
 
 _STEPS = ("forward", "training_step", "validation_step")

@@ -259,13 +259,16 @@ def elements(parameters: Iterable[nn.Parameter]) -> int:
 def layers(model: nn.Module) -> dict[str, list[Any]]:
     """The leaves of a model by columns: name, type, what its ``repr`` says of its shape, number of its parameters."""
     leaves = islice(((name, module) for name, module in named_sites(model) if next(module.children(), None) is None), MOST_LAYERS)
-    rows = [(name, type(module).__name__, _detail(module), elements(module.parameters())) for name, module in leaves]
+    rows = [
+        (
+            name,
+            type(module).__name__,  # extra_repr of a user's own module, or of a parametrised one, is not called
+            module.extra_repr()[:LONGEST_DETAIL] if type(module).__module__.startswith("torch.nn.modules.") else "",
+            elements(module.parameters()),
+        )
+        for name, module in leaves
+    ]
     return {column: [row[place] for row in rows] for place, column in enumerate(("name", "type", "detail", "parameters"))}
-
-
-def _detail(module: nn.Module) -> str:
-    """What a layer of torch's says of what it holds; ``extra_repr`` of a user's own, or of a parametrised one, is not called."""
-    return module.extra_repr()[:LONGEST_DETAIL] if type(module).__module__.startswith("torch.nn.modules.") else ""
 
 
 def learning_rates(optimizers: Iterable[Any]) -> dict[str, float]:

@@ -55,5 +55,4 @@ class LivePage(Sink):
 def in_notebook() -> bool:
     """Whether IPython's display shows HTML here: in a kernel, and not in its terminal."""
     ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return getattr(shell, "kernel", None) is not None
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None

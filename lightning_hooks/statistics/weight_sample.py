@@ -255,8 +255,7 @@ class ShardedWeightSample:
 
     def updates(self, parameters: Sequence[Tensor]) -> Tensor:
         """‖after - before‖, ‖before‖ and the root mean square before of each whole parameter, shape ``(3, k)``; a collective."""
-        after = self._sampled(all_values(parameters, real=True))
-        differences = torch._foreach_sub(after, self._taken)
+        differences = torch._foreach_sub(self._sampled(all_values(parameters, real=True)), self._taken)
         norms = torch.stack([torch.stack(torch._foreach_norm(tensors)) for tensors in (differences, self._taken)])
         squares = norms.to(self._scales).square() * self._scales
         placed = squares.new_zeros((2, self._n_parameters))

@@ -230,6 +230,28 @@ def test_a_loss_far_above_that_of_a_constant_when_half_of_the_steps_are_taken(
 
 
 @pytest.mark.parametrize(
+    ("step", "planned", "slope", "found"),
+    [
+        (750, 1000, 0.0, True),
+        (749, 1000, 0.0, False),
+        (100, 120, 0.0, True),
+        (99, 120, 0.0, False),  # training may have just begun
+        (750, 1000, -0.005, False),  # it falls, by 4 % from a quarter of these losses to the next
+    ],
+)
+def test_a_loss_that_is_no_better_than_a_constant_when_most_steps_are_taken(
+    step: int, planned: int, slope: float, found: bool
+) -> None:
+    """Its batches are too unlike to say that it stands still."""
+    recent = tuple(2.02 + 0.5 * (-1) ** place + slope * (place - 47.5) for place in range(64))
+    given = report(replace(STEP, over_constant=1.01, constant_loss=2.0), step=step, planned_steps=planned)
+    alerts = [*NoProgress()(replace(given, loss=replace(LOSS, recent=recent), loss_sign=1))]
+    assert [alert.message for alert in alerts] == [
+        f"the loss is 1.01 times that of the best constant answer (limit 0.98) after {step} of {planned} steps."
+    ] * found
+
+
+@pytest.mark.parametrize(
     ("recent", "found"),
     [
         ((2.0,) * 64, True),

@@ -105,6 +105,14 @@ def test_validation_shift(training: float, validation: float | None, found: floa
         assert alerts == ([] if found is None else [("validation_shift", site, pytest.approx(found), "warning")])
 
 
+@pytest.mark.parametrize(("before", "found"), [(1.0, []), (4.9, ["validation_shift"])])
+def test_a_window_with_an_unusual_batch_is_no_validation_shift(before: float, found: list[str]) -> None:
+    first, now = (
+        features(inputs={"training": replace(FED, rms=rms), "validation": replace(FED, rms=1.0)}) for rms in (before, 5.0)
+    )
+    assert [kind for kind, *_ in names(ValidationShift(), now.after([first]))] == found
+
+
 @pytest.mark.parametrize(
     ("batch", "training", "validation", "strengths"),
     [

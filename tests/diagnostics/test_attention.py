@@ -126,6 +126,15 @@ def test_logits_that_are_written_out(fill: Any, dtype: torch.dtype) -> None:
     assert torch.equal(filled, kept)
 
 
+@pytest.mark.parametrize(("size", "masked"), [(2e3, 0.0), (30.0, 12.0)])
+def test_logits_that_have_diverged_are_not_masked(size: float, masked: float) -> None:
+    """All are below -9000: a mask adds one number to usual logits, and large ones differ."""
+    scores = -1e4 + size * torch.randn(2, 1, 6, 4, generator=torch.Generator().manual_seed(0))
+    assert written_out_heads(scores.clamp(max=-9100.0))[:, Head.MASKED].sum() == masked
+    mixed = torch.cat([scores[:1].clamp(max=-9100.0), torch.full((1, 1, 6, 4), -2e3)])  # no mask makes the second
+    assert written_out_heads(mixed)[:, Head.MASKED].sum() == 0
+
+
 def test_rows_that_are_not_finite_are_counted_and_leave_the_others_alone() -> None:
     query, key = tensors(2, 2, 4, 4, 8)
     query[0, 1, 2, 0], query[1, 0, 0, 0] = math.nan, math.inf

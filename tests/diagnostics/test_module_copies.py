@@ -136,6 +136,21 @@ def test_copies_that_follow(update: Update, before_the_step: bool) -> None:
     assert [[each for each in alerts if each[0] != "info"] for alerts in found(reports)] == [[]] * 4
 
 
+@pytest.mark.parametrize("decay", [0.9999, 0.99999])
+def test_the_decay_of_an_average_whose_steps_are_lost_in_rounding(decay: float) -> None:
+    """What it gives up in a window is at least half of what it would if the original had been at the window's end all along."""
+    update = average(decay)
+
+    def coarse(net: Learner, step: int) -> None:
+        update(net, step)
+        for mean in net.target.parameters():  # values that a single step leaves as they are
+            mean.data.add_(1e-9 * torch.randn(mean.shape, generator=torch.Generator().manual_seed(step)))
+
+    (stats,) = {report.model_setup.copies["target"] for report in reports_of(coarse, windows=1)}
+    assert stats.decay is not None
+    assert 0.5 * (1 - decay) <= 1 - stats.decay <= 1.1 * (1 - decay)
+
+
 @pytest.mark.parametrize(
     ("decay", "planned", "warned"), [(0.9999, 1000, True), (0.99999, 10_000, True), (0.9999, 1100, False), (0.99, 20, False)]
 )

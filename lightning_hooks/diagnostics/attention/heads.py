@@ -20,6 +20,7 @@ from lightning_hooks.statistics.reduction import largest, paired
 MOST_ROWS = 64  # query rows of a call that are measured
 MOST_SAMPLES = 8  # samples that they are taken from, where each has enough of them
 MASKED = -9000.0  # a number at or below it that is added to a logit masks the key: -10000, -1e9, the smallest of a dtype, -inf
+DIVERGED = 1000.0  # size of a logit that no mask has touched, from which on attention has diverged
 HIDDEN = 1e30  # what is subtracted from the logit of a masked key: an infinity would make arithmetic slow on the CPU
 # A key whose logit is so far below the largest has no share: its exponential is the smallest that is no denormal number.
 NEGLIGIBLE = -87.0
@@ -135,7 +136,8 @@ def written_out_heads(logits: Tensor, heads: int = 1) -> Tensor:
 
     Args:
         logits: ``(…, heads, queries, keys)``, or ``(samples times heads, queries, keys)``; a key counts as masked where they are
-            -9000 or less, unless others are 9000 or more.
+            -9000 or less, unless the largest ones of other rows are beyond ±1000, or those of such rows differ by more: a
+            mask adds one number.
         heads: How many heads three dimensions hold.
 
     Returns:
@@ -146,7 +148,12 @@ def written_out_heads(logits: Tensor, heads: int = 1) -> Tensor:
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     top = rows.amax(-1)
     keys = (rows > MASKED).to(rows.dtype).sum(-1)
-    diverged = top.nan_to_num(-math.inf, math.inf, -math.inf).amax() > -MASKED  # then a row of large negative logits is no mask
+    known = top.nan_to_num(0.0, math.inf, 0.0)
+    hidden = (keys == 0) & (known < 0)
+    spread = torch.where(hidden, known, -math.inf).amax() - torch.where(hidden, known, math.inf).amin()
+    diverged = (
+        torch.maximum(torch.where(hidden, 0.0, known).abs().amax(), spread) > DIVERGED
+    )  # large negative logits are no mask then
     return _summary(rows, torch.where(diverged, keys.clamp(min=1), keys), top, torch.isfinite(top))
 
 

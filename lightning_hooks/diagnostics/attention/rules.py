@@ -6,14 +6,23 @@ import statistics
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.cause import EXCLUDES, PROOF, STRONG, CauseEvidence, Judgement, Remedy, possible_cause
+from lightning_hooks.declare.cause import (
+    EXCLUDES,
+    PROOF,
+    SOON,
+    STRONG,
+    CauseEvidence,
+    Judgement,
+    Remedy,
+    possible_cause,
+    replace,
+    rounded,
+)
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, percent
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
+from lightning_hooks.diagnostics.causes import rates, weights
 from lightning_hooks.diagnostics.causes.facts import Facts
-from lightning_hooks.diagnostics.causes.rates import group_too_fast, rate_too_high
-from lightning_hooks.diagnostics.causes.remedies import SOON, replace, rounded
-from lightning_hooks.diagnostics.causes.weights import constant_weights, initial_scale, usable_gains
 
 
 def _last(facts: Facts) -> AttentionReport:
@@ -35,7 +44,7 @@ def wrong_mask(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 @possible_cause("divide the scores by the root of the width of a head")
 def unscaled_scores(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The scores of an attention layer are not scaled as those of the others."""
-    sites, gains = _last(facts).sites, usable_gains(facts)
+    sites, gains = _last(facts).sites, weights.usable_gains(facts)
     others = [stats.max_logit for site, stats in sites.items() if site != alert.site and stats.max_logit > 0]
     if alert.site not in sites or not others:
         return None
@@ -189,7 +198,7 @@ __all__ = ["AttentionCollapse", "AttentionLogits", "AttentionUniform", "MaskedRo
 KINDS = (
     Kind(
         "attention_logits", "Very large attention logits", group="Attention, experts, residual streams", states="symptom",
-        causes=(group_too_fast, initial_scale, unscaled_scores, rate_too_high),
+        causes=(rates.group_too_fast, weights.initial_scale, unscaled_scores, rates.rate_too_high),
         meaning="The largest logit of an attention layer, scale times query times key, is too large for half precision or grows "
         "fast. This comes before divergence in large transformers.",
         formula="alert if max_logit > {AttentionLogits.threshold} in bfloat16 or float16\n"
@@ -202,7 +211,7 @@ KINDS = (
         "attention_collapse", "Attention to a single key", group="Attention, experts, residual streams",
         states="symptom",
         measures="share",
-        causes=(group_too_fast, initial_scale, unscaled_scores, rate_too_high),
+        causes=(rates.group_too_fast, weights.initial_scale, unscaled_scores, rates.rate_too_high),
         meaning="Most heads of an attention layer attend to a single key, which is not the first one. Their softmax is saturated, "
         "and hardly any gradient reaches queries and keys.",
         formula="entropy = mean over query rows of -sum(p * log(p)) / log(keys that the row may attend to)\n\n"
@@ -215,7 +224,7 @@ KINDS = (
     Kind(
         "attention_uniform", "Attention to all keys alike", group="Attention, experts, residual streams", states="symptom",
         measures="share",
-        causes=(initial_scale, constant_weights),
+        causes=(weights.initial_scale, weights.constant_weights),
         meaning="All heads of an attention layer still attend to all keys alike after 1000 steps. The layer only takes a mean.",
         formula="alert if entropy > {AttentionUniform.threshold} in every head, after {AttentionUniform.min_steps} optimizer "
         "steps",

@@ -8,8 +8,7 @@ from typing import ClassVar
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, graded, percent, where
 from lightning_hooks.diagnostics.batches.hashes import BatchCounts
-from lightning_hooks.diagnostics.causes.code import LABELS_LOST, SAME_BATCHES
-from lightning_hooks.diagnostics.causes.data import large_inputs, placeholder
+from lightning_hooks.diagnostics.causes import code, data
 from lightning_hooks.diagnostics.ranks import TOLERANCE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
@@ -190,7 +189,7 @@ __all__ = ["BatchRepeated", "FeatureScale", "FewSamples", "IdOutOfRange", "Label
 KINDS = (
     Kind(
         "labels_ignored", "Batches without a label that counts", group="Data", states="fact", measures="share",
-        causes=(LABELS_LOST,),
+        causes=(code.labels_lost,),
         meaning="All targets of a batch are cross entropy's `ignore_index`. Its mean is over nothing then, which is NaN.",
         formula="share = sampled batches all of whose targets are ignore_index / sampled batches;\n"
         "        of a cross_entropy: such calls / its calls\n\n"
@@ -200,7 +199,7 @@ KINDS = (
     ),
     Kind(
         "batch_repeated", "The same batch again and again", group="Data", states="fact", measures="share",
-        causes=(SAME_BATCHES,),
+        causes=(data.constant_data, code.SAME_BATCHES),
         meaning="A training batch, or one of its tensors that otherwise changes, is the same as in the batch after it, to the "
         "bit, again and again within an epoch. Or batches hold few different samples, with copies.",
         formula="share = sampled batches that are the same as the next batch of the epoch / sampled batches\n"
@@ -215,7 +214,7 @@ KINDS = (
     ),
     Kind(
         "feature_scale", "One feature much larger than the others", group="Data", states="symptom",
-        causes=(placeholder, large_inputs),
+        causes=(data.placeholder, data.large_inputs),
         meaning="A linear layer is given data of which one feature is many times as large as the others. It drowns them: outputs "
         "depend on it alone, and a learning rate that is right for its weights is far too small for theirs.",
         formula="size = rms of a feature over the samples of a batch, at a linear layer whose input has no gradient\n\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.cause import (
     EXCLUDES,
@@ -9,21 +11,25 @@ from lightning_hooks.declare.cause import (
     SHOWN,
     SLIGHT,
     SOME,
+    SOON,
     STRONG,
     Cause,
     CauseEvidence,
     Judgement,
     PossibleCause,
     Remedy,
+    in_code,
     possible_cause,
+    replace,
 )
-from lightning_hooks.diagnostics.causes.data import large_inputs, large_targets
+from lightning_hooks.declare.rule import percent
+from lightning_hooks.diagnostics.causes.data import LEAP, large_inputs, large_targets
 from lightning_hooks.diagnostics.causes.facts import Facts
-from lightning_hooks.diagnostics.causes.rates import rate_too_high
-from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace
-from lightning_hooks.diagnostics.causes.weights import nonfinite_weights, stretching_start
+from lightning_hooks.diagnostics.causes.rates import rate_too_high, unusual_setting
+from lightning_hooks.diagnostics.causes.weights import initial_scale, nonfinite_weights, stretching_start
 from lightning_hooks.diagnostics.nonfinite.operations import explained, name_of, place_of, state
 
+MOST = 0.5  # share of the sampled batches without a label from which on the labels are at fault, and not single samples
 MANY = 0.05  # share of numbers that are not finite above which a transform makes them, and no single sample has them
 
 # What is not finite.
@@ -64,6 +70,17 @@ def nonfinite_operation(alert: Alert, facts: Facts, found: CauseEvidence) -> Jud
     _, what, why = state(step)
     text = why or what if alert.message == what else f"{what} {why}".strip()  # without what the alert says already
     return text, known.remedies if known is not None and known.remedies else [check]
+
+
+@possible_cause("check the labels that the loss is given, and ignore_index")
+def labels_lost(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """Labels are masked, or ignored as a class."""
+    share = max((one.ignored_calls / max(one.calls, 1) for one in facts.features.outputs.values()), default=0.0)
+    found.add(share >= MOST, PROOF, f"in {percent(share)} of the sampled batches all labels are ignore_index")
+    found.add(share < MOST and alert.kind == "labels_ignored", STRONG, alert.message)
+    return "Labels are masked, or ignored as a class.", [
+        Remedy("check", "the labels that the loss is given, and ignore_index", effect="a finite loss", steps=SOON)
+    ]
 
 
 @possible_cause("set trainer.precision to bf16-mixed")
@@ -138,8 +155,11 @@ def bad_batch(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """One batch is unlike the others."""
     if alert.batch is None:
         return None
-    rate = facts.rate_at(alert.site)
+    rate, before = facts.rate_at(alert.site), facts.features.previous()
+    now, then = (None if each is None else each.inputs.get("training") for each in (facts.features, before))
+    times = now.rms / then.rms if now is not None and then is not None and then.rms > 0 else math.nan
     found.add_all(
+        (times > LEAP, STRONG, f"inputs have a root mean square of {times:.3g} times that of the window before"),
         (True, SOME, f"one step leapt, at batch {alert.batch} of epoch {alert.epoch}"),
         (
             bool(alert.samples) and alert.kind in ("spike", "loss_spike"),
@@ -153,6 +173,21 @@ def bad_batch(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"B{what[1:]} is unlike the others{named}.", [Remedy("check", f"the samples of {what}", effect="no such step")]
 
 
+@possible_cause("remove the code that changes it")
+def changed_between_steps(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+    """Something else than the optimizer makes a weight grow."""
+    before, setup = facts.flow.previous(), facts.flow.setups.get(alert.site)
+    now, then = (None if flow is None else flow.parameters.get(alert.site) for flow in (facts.flow, before))
+    if now is None or then is None or setup is None or not (now.weight_norm and then.weight_norm and now.update_ratio_max):
+        return None
+    grown, most = now.weight_norm / then.weight_norm, now.update_ratio_max
+    text = f"it grew {grown:.3g} times, which {setup.steps} steps of at most {percent(most)} of its size cannot do"
+    found.add(math.log(grown) > setup.steps * math.log1p(2 * most), PROOF, text)  # not every step was measured
+    return f"Something else than the optimizer makes {alert.site} grow.", [
+        Remedy("remove", f"what multiplies or sets {alert.site} between steps", effect="a norm that stays", steps=SOON)
+    ]
+
+
 @possible_cause("remove the code that writes them")
 def written_back(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Code writes weights back after steps."""
@@ -162,6 +197,8 @@ def written_back(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     still = alert.value == 0 and rate is not None and rate.lr > 0
     found.add(still, STRONG, "it has a gradient and a rate, and does not change by a bit")
     found.add(rate is not None and rate.first == 0, EXCLUDES, "its rate was 0 when training started")
+    ruined = bool(facts.raised("step_too_long", "update_too_large", "exploding", "loss_diverging", "not_zeroed"))
+    found.add(still and ruined, EXCLUDES, "weights may be large, or units dead, since steps were too long")
     remedy = Remedy("remove", f"what writes the weights of {alert.site}")
     return "Code sets weights back to what they were after the optimizer's step.", [remedy]
 
@@ -217,9 +254,6 @@ def fact(
 WRONG_DIMENSION = fact("wrong_dimension", "a softmax is along the wrong dimension", "set", "{site}.dim", "-1", "softmax(x, dim=-1)")
 NO_LOGITS = fact("no_logits", "the loss is given no logits", "replace", "what {site} is given",
                  "the output of the last linear layer", at="cross_entropy")  # fmt: skip
-LABELS_LOST = fact(
-    "labels_lost", "labels are masked, or ignored as a class", "check", "the labels that the loss is given, and ignore_index"
-)
 BLANK_LABEL = fact("blank_label", "a label is the blank of the alignment", "replace", "the labels of {site} that are its blank",
                    "labels from 1 on, with one more class", "targets + 1", strength=PROOF,
                    advice="Add 1 to the labels, and a class to the outputs")  # fmt: skip
@@ -239,7 +273,7 @@ DROPS_IN_EVAL = fact("drops_in_eval", "dropout acts in validation", "set", "trai
                      "F.dropout(x, p, training=self.training)")  # fmt: skip
 NOT_CAST = fact("not_cast", "autocast does not reach it", "remove", "autocast(enabled=False) or .float() around {site}")
 NONFINITE = (
-    *(nonfinite_weights, nonfinite_data, nonfinite_operation, half_overflow, stretching_start, large_inputs, large_targets),
-    rate_too_high,
+    *(nonfinite_weights, nonfinite_data, labels_lost, nonfinite_operation, half_overflow, stretching_start, initial_scale),
+    *(large_inputs, large_targets, rate_too_high, unusual_setting),
 )
 """What makes values NaN or infinite."""

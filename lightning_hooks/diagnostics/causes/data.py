@@ -11,16 +11,22 @@ from lightning_hooks.declare.cause import (
     PROOF,
     SLIGHT,
     SOME,
+    SOON,
     STRONG,
     CauseEvidence,
     Judgement,
     Remedy,
+    in_code,
     possible_cause,
+    replace,
+    rounded,
 )
 from lightning_hooks.diagnostics.causes.facts import Facts
-from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace, rounded
 
 _ALIKE = ("constant", "representation_collapse", "vanishing", "no_progress")
+
+FEW_STEPS = 100  # up to which a training may not have left the best constant answer yet
+LEAP = 3.0  # how many times as large as in earlier windows the inputs of one with an unusual batch are
 
 
 def _first_layer(facts: Facts) -> tuple[str, float]:
@@ -45,6 +51,11 @@ def large_inputs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         (stats.rms > 8, STRONG if stats.rms > 50 else SOME, f"its root mean square is {stats.rms:.3g}"),
         (bytes_, SOME, "it looks like bytes"),
         (away > 4, STRONG, f"its mean is {stats.mean:.3g}, {away:.3g} times its standard deviation"),
+        (
+            LEAP * getattr(facts.features.first.inputs.get("training"), "rms", math.inf) < stats.rms,
+            EXCLUDES,
+            "they were of a usual size when training started",
+        ),
     )
     layer, alike = _first_layer(facts)
     found.add(alert.kind in _ALIKE and alike < 1e-2, SLIGHT, f"samples differ by {alike:.2g} of their size at {layer}")
@@ -171,11 +182,12 @@ def nothing_repels(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 def unrelated_targets(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The targets do not follow from what the model is given."""
     over, (first, alike) = facts.flow.over_constant, _first_layer(facts)
-    ratio = max((facts.usual_ratio(name) for name in facts.optimizers), default=math.nan)
+    ratios = (facts.usual_ratio(name, window) for name in facts.optimizers for window in facts.flow.windows)
     found.add_all(
         (0.97 < over < 1.15, SOME, f"the loss is {over:.3g} of that of the best constant answer"),
-        (3e-4 < ratio < 0.1, SOME, f"steps are of a usual size: {ratio:.2g} of a weight"),
+        (any(3e-4 < ratio < 0.1 for ratio in ratios), SOME, "steps are of a usual size"),
         (alert.severity == "info", EXCLUDES, "it may begin to learn"),
+        (facts.flow.step < FEW_STEPS, AGAINST, f"it has taken no more than {facts.flow.step} steps"),
         (alike < 1e-2, AGAINST, f"samples are next to the same at {first}"),
     )
     what = "that row i of the targets belongs to row i of the inputs (one shuffle, sort or loader for both)"

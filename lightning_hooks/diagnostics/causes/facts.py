@@ -34,6 +34,7 @@ class TensorFacts:
         low: The smallest.
         high: The largest.
         nonfinite: How many are NaN or infinite.
+        rms: Their root mean square.
     """
 
     elements: int
@@ -41,6 +42,7 @@ class TensorFacts:
     low: float
     high: float
     nonfinite: int = 0
+    rms: float = math.nan
 
     @property
     def constant(self) -> bool:
@@ -207,10 +209,15 @@ class Facts:
         known = [ratio for ratio, optimizers in ratios if optimizer in optimizers and math.isfinite(ratio)]
         return statistics.median(known) if known else math.nan
 
-    def largest_ratio(self, optimizer: str) -> float:
-        """That of the window in which it was largest: weights that no gradient reaches any more say nothing of what ruined them."""
+    def largest_ratio(self, optimizer: str, below: float = math.inf) -> float:
+        """That of the window in which it was largest: weights that no gradient reaches any more say nothing of what ruined them.
+
+        Args:
+            optimizer: The name of the optimizer.
+            below: A ratio from which on windows do not count.
+        """
         ratios = [self.usual_ratio(optimizer, window) for window in self.flow.windows]
-        return max((ratio for ratio in ratios if ratio >= 0), default=math.nan)
+        return max((ratio for ratio in ratios if 0 <= ratio < below), default=math.nan)
 
     @property
     def step_ratio(self) -> float:

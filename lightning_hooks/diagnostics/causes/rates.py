@@ -13,15 +13,16 @@ from lightning_hooks.declare.cause import (
     PROOF,
     SLIGHT,
     SOME,
+    SOON,
     STRONG,
     CauseEvidence,
     Judgement,
     Remedy,
     Setting,
     possible_cause,
+    rounded,
 )
 from lightning_hooks.diagnostics.causes.facts import Facts, Rate
-from lightning_hooks.diagnostics.causes.remedies import SOON, rounded
 from lightning_hooks.diagnostics.loss.report import NO_LOSS
 from lightning_hooks.diagnostics.reports import is_scale_free
 from lightning_hooks.diagnostics.setup.parameters import L2
@@ -59,7 +60,7 @@ def set_to(rate: Rate, setting: str, now: Setting, to: Setting, effect: str = "s
 
 def lower_rate(rate: Rate, facts: Facts) -> float:
     """A learning rate for steps of a usual size: by what a step gains and how much of a weight it changes; or a usual one."""
-    known, ratio, gains = usual(rate), facts.largest_ratio(rate.optimizer), facts.step_ratio
+    known, ratio, gains = usual(rate), facts.largest_ratio(rate.optimizer, 1.0), facts.step_ratio  # larger ones ruin weights
     if rate.lr > known.high:
         return known.typical  # steps of this size say nothing about those of a usual one
     factors = [0.1, USUAL_UPDATE / ratio if ratio > 0 else 1.0, 1 / (2 * (1 - gains)) if gains < 0.5 else 1.0]
@@ -124,8 +125,10 @@ def group_too_fast(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     if group is None:
         return None
     rate, others = group
-    known, times = usual(rate), f"{rate.lr / others:.3g} times that of the others"
+    known, times, over = usual(rate), f"{rate.lr / others:.3g} times that of the others", rate.lr > usual(rate).high
     found.add(True, SOME, f"it is {times}")
+    found.add(alert.kind == "not_loaded" and not over, EXCLUDES, "that is usual for a head, and low for the others")
+    found.add(over, SOME, f"{rate.kind}'s usual range is {known.low:g} to {known.high:g}")
     found.add(here is not None and here.target == rate.target, SLIGHT, "it is the group of this site")
     values = [others, *([known.typical] if known.typical > 0 else [])]
     steep = [one for one in facts.rates() if one.lr > 10 * min(each.lr for each in facts.rates()) and one.lr > known.high]
@@ -135,7 +138,7 @@ def group_too_fast(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
         target, effect = ", ".join(one.target for one in steep), "update ratios like those of the others"
         all_of_them = Remedy("set", target, None, least, "", effect, SOON, f"lr={least:g}")
         return f"The learning rates of {len(steep)} groups are up to {times}.", [all_of_them, set_to(rate, "lr", rate.lr, others)]
-    if rate.lr > known.high and "[" in rate.target.partition(".")[0]:  # an optimizer of its own
+    if over and "[" in rate.target.partition(".")[0]:  # an optimizer of its own
         values.insert(0, known.typical)
     text = f"The learning rate of {rate.target.removesuffix('.lr')} is {rate.lr:.3g}, {times}."
     return text, [set_to(rate, "lr", rate.lr, to, "update ratios like those of the others") for to in dict.fromkeys(values)]

@@ -92,12 +92,14 @@ def measured(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, TensorFacts]
         flat = parameter.detach().reshape(-1)
         flat = flat[:: -(-flat.numel() // MOST_ELEMENTS)].float()
         low, high = torch.aminmax(flat)
-        rows.append(torch.stack([flat.mean(), low, high, (flat - flat).count_nonzero().float()]))  # NaN - NaN is no zero
+        bad = (flat - flat).count_nonzero().float()  # NaN - NaN is no zero
+        rows.append(torch.stack([flat.mean(), low, high, bad, flat.square().mean().sqrt()]))
         names.append(clean_name(name))
         sizes.append(flat.numel())
     values = torch.stack([row.to(rows[0].device) for row in rows]).tolist() if rows else []
     return {
-        name: TensorFacts(size, row[0], row[1], row[2], int(row[3])) for name, size, row in zip(names, sizes, values, strict=True)
+        name: TensorFacts(size, row[0], row[1], row[2], int(row[3]), row[4])
+        for name, size, row in zip(names, sizes, values, strict=True)
     }
 
 

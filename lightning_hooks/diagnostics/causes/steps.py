@@ -11,11 +11,14 @@ from lightning_hooks.declare.cause import (
     PROOF,
     SLIGHT,
     SOME,
+    SOON,
     STRONG,
     CauseEvidence,
     Judgement,
     Remedy,
     possible_cause,
+    replace,
+    rounded,
 )
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import (
@@ -26,7 +29,6 @@ from lightning_hooks.diagnostics.causes.rates import (
     unusual_setting,
     wrong_schedule,
 )
-from lightning_hooks.diagnostics.causes.remedies import SOON, replace, rounded
 from lightning_hooks.diagnostics.loss.report import NO_LOSS
 from lightning_hooks.diagnostics.reports import is_scale_free
 

@@ -7,9 +7,22 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.cause import EXCLUDES, PROOF, SLIGHT, SOME, STRONG, CauseEvidence, Judgement, Remedy, possible_cause
+from lightning_hooks.declare.cause import (
+    EXCLUDES,
+    PROOF,
+    SLIGHT,
+    SOME,
+    SOON,
+    STRONG,
+    CauseEvidence,
+    Judgement,
+    Remedy,
+    in_code,
+    possible_cause,
+    replace,
+    rounded,
+)
 from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
-from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace, rounded
 from lightning_hooks.diagnostics.causes.steps import clip_at
 from lightning_hooks.diagnostics.setup.initial import TEXTBOOK, is_textbook
 from lightning_hooks.trackers import some
@@ -209,14 +222,21 @@ def squashing_chain(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"The gradient passes {len(names)} {kind} modules ({names[0]} to {names[-1]}).", [remedy]
 
 
+_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}  # square matrices that a recurrent weight is made of
+STRETCHES = 1.5  # gain of a recurrent weight above which it stretches what it is given; an orthogonal one has 1
+
+
 @possible_cause("initialise it orthogonally", "set trainer.gradient_clip_val")
-def stretching_recurrence(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+def stretching_recurrence(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A recurrent layer amplifies the gradient at each time step."""
     module = next((name for name, kind in facts.modules.items() if kind.removesuffix("Cell") in ("RNN", "LSTM", "GRU")), "")
     matrix = next((name for name in facts.start if module and name.startswith(f"{module}.weight_hh")), "")
     if not matrix:
         return None
-    kind, norm = facts.modules[module], facts.usual_norm
+    kind, norm, start = facts.modules[module], facts.usual_norm, facts.start[matrix]
+    gain = start.rms * (start.elements / _GATES[kind.removesuffix("Cell")]) ** 0.25  # the root of its width
+    found.add(alert.kind == "poor_init" and not gain > STRETCHES, EXCLUDES, "it starts with a usual gain")
+    found.add(gain > STRETCHES, STRONG, f"{matrix} starts with a gain of {gain:.3g}; PyTorch's recurrent layers start with 0.58")
     found.add(True, SOME, f"{module} is a {kind}")
     found.add(facts.setup.clip_norm is None, SLIGHT, "nothing clips")
     code = f"nn.init.orthogonal_({in_code(matrix)})"

@@ -6,11 +6,23 @@ import math
 import statistics
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.cause import EXCLUDES, PROOF, SLIGHT, SOME, STRONG, CauseEvidence, Judgement, Remedy, possible_cause
+from lightning_hooks.declare.cause import (
+    EXCLUDES,
+    PROOF,
+    SLIGHT,
+    SOME,
+    SOON,
+    STRONG,
+    CauseEvidence,
+    Judgement,
+    Remedy,
+    in_code,
+    possible_cause,
+    replace,
+)
 from lightning_hooks.declare.rule import subject
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.rates import usual
-from lightning_hooks.diagnostics.causes.remedies import SOON, in_code, replace
 from lightning_hooks.diagnostics.reports import unused_tensors
 from lightning_hooks.trackers import some
 

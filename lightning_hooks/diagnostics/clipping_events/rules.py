@@ -6,11 +6,7 @@ from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, graded, percent, where
-from lightning_hooks.diagnostics.causes.code import bad_batch, fact, half_overflow
-from lightning_hooks.diagnostics.causes.rates import rate_too_high
-from lightning_hooks.diagnostics.causes.steps import LARGE_STEP, STEP_SIZE, clip_too_low
-from lightning_hooks.diagnostics.causes.weights import stretching_recurrence
-from lightning_hooks.diagnostics.causes.wiring import clipped_while_scaled
+from lightning_hooks.diagnostics.causes import code, rates, steps, weights, wiring
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.reports import is_scale_free
 
@@ -191,7 +187,7 @@ __all__ = ["AlwaysClipped", "ClipIneffective", "Discarded", "Diverging", "NotZer
 KINDS = (
     Kind(
         "spike", "A gradient much larger than any before", group="Backward", states="symptom", about="batch",
-        causes=(bad_batch, *LARGE_STEP, stretching_recurrence),
+        causes=(code.bad_batch, *steps.LARGE_STEP, weights.stretching_recurrence),
         meaning="The gradient of one step is far larger than that of all steps before.",
         formula="alert if norm > {Spike.ratio} * the largest norm before\n"
         "      and norm > mean + {Spike.sigmas} * standard deviation of the 128 steps before, after at least {Spike.min_steps} "
@@ -201,7 +197,7 @@ KINDS = (
     Kind(
         "always_clipped", "Clipping at nearly every step", group="Clipping", states="symptom", measures="share",
         limit=AlwaysClipped().threshold,
-        causes=(clipped_while_scaled, clip_too_low, *STEP_SIZE),
+        causes=(wiring.clipped_while_scaled, steps.clip_too_low, *steps.STEP_SIZE),
         meaning="Clipping reduces nearly every step. The clipping threshold, not the learning rate, sets the step size.",
         formula="rate = clipped steps / steps\n\n"
         "alert if rate > {AlwaysClipped.threshold}, in an epoch of at least {AlwaysClipped.min_steps} steps\n"
@@ -213,7 +209,7 @@ KINDS = (
     Kind(
         "clip_ineffective", "Clipping without effect", group="Clipping", states="fact",
         causes=(
-            fact("clips_in_vain", "gradients are clipped where it has no effect", "replace", "the call that clips",
+            code.fact("clips_in_vain", "gradients are clipped where it has no effect", "replace", "the call that clips",
                 "gradient_clip_val", "Trainer(gradient_clip_val=1.0)"),
         ),
         meaning="A step was taken with a larger norm than the configured limit, or gradients were clipped when the step was "
@@ -225,7 +221,7 @@ KINDS = (
     Kind(
         "not_zeroed", "Gradients that are cleared too late or too early", group="Updates", states="fact",
         causes=(
-            fact("never_zeroed", "gradients add up, or are lost, between steps", "call",
+            code.fact("never_zeroed", "gradients add up, or are lost, between steps", "call",
                 "optimizer.zero_grad() once after each step", code="optimizer.zero_grad()"),
         ),
         meaning="Gradients were not set to zero between two steps, so that each step follows the sum of all gradients so far; or "
@@ -237,7 +233,7 @@ KINDS = (
     ),
     Kind(
         "steps_skipped", "Skipped optimizer steps", group="Updates", states="fact", measures="share",
-        causes=(half_overflow, rate_too_high),
+        causes=(weights.initial_scale, code.half_overflow, rates.rate_too_high),
         meaning="The loss scaler of 16-bit precision skipped many optimizer steps because gradients overflowed. The model learns "
         "from fewer batches than it gets.",
         formula="alert if skipped steps / steps > {StepsSkipped.threshold} and skipped steps >= {StepsSkipped.min_skipped}",

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind, Severity
 from lightning_hooks.declare.rule import Alerts, Rule, graded
-from lightning_hooks.diagnostics.causes import data, steps, weights
+from lightning_hooks.diagnostics.causes import code, data, steps, weights
 from lightning_hooks.diagnostics.reports import GradientFlowReport, is_free_of_scale, surely_falls
 
 HUGE = 1e3  # the default of `Exploding.absolute`
@@ -156,8 +156,8 @@ KINDS = (
     Kind(
         "exploding", "Exploding gradients", group="Backward", states="symptom", limit=Exploding().absolute,
         causes=(
-            weights.stretching_start, weights.initial_scale, weights.large_start, *steps.LARGE_STEP, data.constant_data,
-            data.placeholder, data.large_inputs, weights.stretching_recurrence, data.large_targets,
+            weights.stretching_start, weights.initial_scale, weights.large_start, *steps.LARGE_STEP, code.bad_batch,
+            data.constant_data, data.placeholder, data.large_inputs, weights.stretching_recurrence, data.large_targets,
         ),
         meaning="The gradient grows on its way back, is huge everywhere, or has grown since training began. Steps become wild and "
         "weights may end as NaN.",

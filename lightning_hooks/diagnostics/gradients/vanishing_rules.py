@@ -200,7 +200,10 @@ KINDS = (
     ),
     Kind(
         "zero", "Gradients that are exactly zero", group="Backward", states="symptom", measures="share",
-        causes=(wiring.flat_outputs, wiring.no_slope, weights.constant_weights, weights.offset_bias, weights.nonfinite_weights),
+        causes=(
+            wiring.flat_outputs, wiring.no_slope, weights.constant_weights, weights.offset_bias, weights.nonfinite_weights,
+            data.constant_data,
+        ),
         meaning="A parameter's gradient arrives and is exactly 0. The parameter is connected to the loss but does not learn.",
         formula="zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
         "alert if zero_fraction >= {Zero.threshold}",

@@ -251,7 +251,7 @@ KINDS = (
     ),
     Kind(
         "weights_growing", "Weights that grow fast", group="Updates", states="symptom",
-        causes=steps.STEP_SIZE,
+        causes=(code.changed_between_steps, *steps.STEP_SIZE),
         meaning="The norm of a weight doubled within one window, faster than in the window before, or keeps growing by the same "
         "factor from window to window while the loss rises. Training that goes on like this diverges.",
         formula="alert if weight_norm > {WeightsGrowing.factor} * that of the window before, growing no more slowly than before,\n"

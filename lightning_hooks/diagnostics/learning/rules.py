@@ -26,7 +26,7 @@ class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")
     beyond what chance makes of so few, unless the learning rate still warms up or a long training has only begun: a language model
     stays at the frequencies of its tokens for a while. So is a loss that was there in all windows for half of the training so far,
     however few or unlike its batches are, and whatever else is added to it, and one that is far above it when half of the planned
-    steps are taken. The other is an info.
+    steps are taken, or no better when three quarters are and it hardly falls. The other is an info.
 
     Attributes:
         threshold: Fall of the loss on new batches over the sum of the gains, below which it counts.
@@ -48,6 +48,7 @@ class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")
     stays: ClassVar[float] = 0.5
     long: ClassVar[int] = 100  # the fewest steps for that
     behind: ClassVar[float] = 1.5
+    late: ClassVar[float] = 0.75  # share of the planned steps from which on to be no better than that answer is enough
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         loss, constant = report.minimized, report.over_constant
@@ -75,10 +76,10 @@ class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")
                 report, SITE, level, self.over_constant, graded(begun),
                 f"the loss is {level:.3g} {limit}, and has been for {steps} of {report.step} steps.",
             )  # fmt: skip
-        elif behind > self.behind and half:
+        elif half and behind and behind > (least := self.over_constant if self._has_ended(report) else self.behind):
             yield self.alert(
-                report, SITE, behind, self.behind, "warning",
-                f"the loss is {behind:.3g} times that of the best constant answer (limit {self.behind:g}) after "
+                report, SITE, behind, least, "warning",
+                f"the loss is {behind:.3g} times that of the best constant answer (limit {least:g}) after "
                 f"{report.step} of {report.planned_steps} steps.",
             )  # fmt: skip
 
@@ -92,6 +93,12 @@ class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")
                 f"a step lowers its own batch's loss by {percent(gain / loss.mean)}, and new batches get "
                 f"{percent(max(progress, 0.0))} of that (limit {percent(self.threshold)}).",
             )  # fmt: skip
+
+    def _has_ended(self, report: GradientFlowReport) -> bool:
+        """Whether most of the planned steps are taken, and the loss has hardly fallen in the last quarter of its last values."""
+        known, late = report.minimized.finite, max(self.long, self.late * (report.planned_steps or math.inf))
+        before, last = known[-(len(known) // 2) : -(len(known) // 4)], known[-(len(known) // 4) :]
+        return report.step >= late and statistics.fmean(last) > (1 - self.still) * statistics.fmean(before)
 
     def _at_constant(self, reports: Sequence[GradientFlowReport]) -> tuple[int, float]:
         """For how many steps up to now the loss has been at the level of the best constant answer, and its mean level."""
@@ -128,8 +135,8 @@ def factor_to_best(step_ratio: float) -> float:
 class StepTooLong(Rule, kind="step_too_long", shares=("size",)):
     """Steps that end about as high as they began, or higher; or that nearly replace weights, and ruin the loss.
 
-    It is a warning where they are measured to ruin the loss, or it stays ruined for two windows in a row, or is not finite: of 31
-    drawn trainings with such a first window 17 learned in the end, and of these 15 had recovered in the second.
+    It is a warning where they are measured to ruin the loss, or it stays ruined for two windows in a row or to the end, or is not
+    finite: of 31 drawn trainings with such a first window 17 learned in the end, and of these 15 had recovered in the second.
 
     Attributes:
         threshold: Median step ratio below which it counts.
@@ -170,8 +177,8 @@ class StepTooLong(Rule, kind="step_too_long", shares=("size",)):
     def _ruin(self, report: GradientFlowReport) -> tuple[float, bool]:
         """The most that the loss has been of the first one, in this window and the one before it, and whether it stays so."""
         known, lost = [*map(_risen, report.windows)], report.loss is not None and report.loss.nonfinite_steps > 0
-        last = known[-2:]
-        return max(known if lost else last), lost or max(last) > self.far or (len(last) == 2 and min(last) > self.ruined)
+        last, ends = known[-2:], report.step >= (report.planned_steps or math.inf)  # no later window shows that it recovers
+        return max(known if lost else last), lost or ends or max(last) > self.far or (len(last) == 2 and min(last) > self.ruined)
 
 
 def _risen(report: GradientFlowReport) -> float:
@@ -265,7 +272,8 @@ KINDS = (
         "      or if it was there for {NoProgress.stays} of the steps so far, {NoProgress.long} at least, in two windows and "
         "more, and did not fall in the last\n"
         "      or if the median of the last 32 losses > {NoProgress.behind} * that of the best constant answer when half of the "
-        "planned\n      steps are taken, and nothing is added to it\n"
+        "planned\n      steps are taken, or > {NoProgress.over_constant} times when {NoProgress.late} of them are, at least "
+        "{NoProgress.long}, and it falls by less than {NoProgress.still};\n      and nothing is added to it\n"
         "info where over_constant is not known if progress < {NoProgress.threshold} while a step gains more than {NoProgress.gain} "
         "of the loss\n     and the loss has fallen by less than {NoProgress.fall} of its start",
         severities="warning where the loss stands still at that of a constant answer, after {NoProgress.begun} of the planned "
@@ -284,8 +292,8 @@ KINDS = (
         "alert if ratio < {StepTooLong.threshold}, with at least {StepTooLong.min_reruns} measured steps\n"
         "      or mean loss > {StepTooLong.ruined} * the first loss, in this window or the one before,\n"
         "         and median over the weights of the largest update_ratio >= {StepTooLong.size}",
-        severities="info; warning where the loss is above {StepTooLong.ruined} times the first one for two windows in a row, or "
-        "above {StepTooLong.far} times it",
+        severities="info; warning where the loss is above {StepTooLong.ruined} times the first one for two windows in a row or to "
+        "the end, or above {StepTooLong.far} times it",
         advice=("Lower the learning rate", "Warm the learning rate up", "Clip gradients"),
     ),
     Kind(

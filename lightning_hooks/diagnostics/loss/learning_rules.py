@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, in_batch, percent, where
-from lightning_hooks.diagnostics.batches.inputs import PARTS
 from lightning_hooks.diagnostics.causes import code, data, rates, steps, wiring
 from lightning_hooks.diagnostics.loss.report import NO_LOSS
 from lightning_hooks.diagnostics.loss.rules import SITE
@@ -126,12 +125,14 @@ class ValidationShift(Rule, kind="validation_shift", judges="epoch"):
 
     def __call__(self, report: FeatureReport) -> Alerts:
         compared = (
-            (report.first_called, f"its input ({in_batch(report.input_place)})", report.inputs),
-            (report.first_layer, "its input, as the step has prepared it,", report.layer_inputs),
+            (report.first_called, f"its input ({in_batch(report.input_place)})", [one.inputs for one in report.windows]),
+            (report.first_layer, "its input, as the step has prepared it,", [one.layer_inputs for one in report.windows]),
         )
         for site, what, inputs in compared:
-            training, validation = (getattr(inputs.get(part), "rms", 0.0) for part in PARTS)
-            ratio = validation / training if training > 0 and validation > 0 else 1.0
+            *known, training = [getattr(of_window.get("training"), "rms", 0.0) for of_window in inputs]
+            validation = getattr(inputs[-1].get("validation"), "rms", 0.0)
+            usual = not known or training <= self.factor * max(known)  # else single batches of this window are unlike all before
+            ratio = validation / training if training > 0 and validation > 0 and usual else 1.0
             if max(ratio, 1 / ratio) > self.factor and site:
                 yield self.alert(
                     report, site, ratio, (1 / self.factor, self.factor)[ratio > 1], "warning",

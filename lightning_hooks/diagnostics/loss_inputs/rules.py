@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.cause import PROOF, CauseEvidence, Judgement, Remedy, possible_cause
+from lightning_hooks.declare.cause import PROOF, SOON, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.kinds import Kind, Severity
 from lightning_hooks.declare.rule import Alerts, Rule, percent, where
 from lightning_hooks.diagnostics.causes.code import BLANK_LABEL, LABELS_OF_ZERO, NO_LOGITS, VIEWED_CLASSES, activation_before_loss
 from lightning_hooks.diagnostics.causes.facts import Facts
-from lightning_hooks.diagnostics.causes.remedies import SOON
 from lightning_hooks.diagnostics.causes.wiring import compared_in_pairs
 from lightning_hooks.diagnostics.loss_inputs.predictions import CERTAIN, EDGE, FEWEST_LOGITS, MANY_ZEROS
 from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY, BLANK, KL_DIVERGENCE, SIGNS

@@ -10,9 +10,7 @@ from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped
-from lightning_hooks.diagnostics.causes.code import half_overflow
-from lightning_hooks.diagnostics.causes.rates import rate_too_high
-from lightning_hooks.diagnostics.causes.weights import initial_scale, offset_bias, scaled_shortcut
+from lightning_hooks.diagnostics.causes import code, rates, weights
 from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
 
@@ -145,7 +143,7 @@ KINDS = (
     Kind(
         "residual_growth", "A residual stream that grows from block to block", group="Attention, experts, residual streams",
         states="symptom",
-        causes=(scaled_shortcut, initial_scale, rate_too_high, half_overflow),
+        causes=(weights.scaled_shortcut, weights.initial_scale, weights.offset_bias, rates.rate_too_high, code.half_overflow),
         meaning="The residual stream is far larger behind a late block than behind the first one: blocks multiply what they are "
         "given, or each block's input is about twice that of the one before. Late blocks then hardly change the stream, and in "
         "float16 it may overflow.",
@@ -162,7 +160,7 @@ KINDS = (
     Kind(
         "activation_outliers", "A few channels far larger than the others", group="Attention, experts, residual streams",
         states="symptom",
-        causes=(offset_bias,),
+        causes=(weights.offset_bias,),
         meaning="One channel of the residual stream (what a block hands on to the next) is far larger than the others. Trained "
         "language models have such channels (Sun et al. 2024), so it is an info; in float16 they may overflow.",
         formula="channel_ratio = rms of the largest channel / rms of the median channel, of a block's output\n\n"

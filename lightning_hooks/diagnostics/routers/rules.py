@@ -9,9 +9,7 @@ from typing import ClassVar, TypeVar
 
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, graded, percent
-from lightning_hooks.diagnostics.causes.rates import group_too_fast, rate_too_high
-from lightning_hooks.diagnostics.causes.steps import wrong_sign
-from lightning_hooks.diagnostics.causes.weights import offset_bias
+from lightning_hooks.diagnostics.causes import rates, steps, weights
 from lightning_hooks.diagnostics.routers.routing import CodebookStats, RouterReport, RouterStats
 
 T = TypeVar("T")
@@ -135,7 +133,7 @@ KINDS = (
     Kind(
         "router_collapse", "A router that makes the same few choices", group="Attention, experts, residual streams",
         states="symptom",
-        causes=(wrong_sign, offset_bias, group_too_fast, rate_too_high),
+        causes=(steps.wrong_sign, weights.offset_bias, rates.group_too_fast, rates.rate_too_high),
         meaning="A router of a mixture of experts sends nearly all tokens to as few experts as it can, or a vector quantiser "
         "chooses the same few codes for everything. The other experts and codes do not train, and the model has the capacity of a "
         "much smaller one.",
@@ -152,7 +150,7 @@ KINDS = (
     Kind(
         "dead_experts", "Experts that get no tokens", group="Attention, experts, residual streams", states="symptom",
         measures="share",
-        causes=(wrong_sign, offset_bias, group_too_fast, rate_too_high),
+        causes=(steps.wrong_sign, weights.offset_bias, rates.group_too_fast, rates.rate_too_high),
         meaning="Some experts of a mixture get no tokens, or next to none, batch after batch. They do not train, and since they "
         "do not train the router has no reason to choose them.",
         formula="alert if experts have a load <= {DeadExperts.threshold} / number of experts\n"

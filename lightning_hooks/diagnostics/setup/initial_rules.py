@@ -210,7 +210,7 @@ KINDS = (
         "poor_init", "Unusual initial weights", group="Forward", states="symptom",
         causes=(
             data.placeholder, weights.stretching_start, weights.initial_scale, weights.large_start, weights.small_start,
-            weights.constant_weights, data.large_inputs, data.large_targets,
+            weights.constant_weights, weights.stretching_recurrence, data.large_inputs, data.large_targets,
         ),
         meaning="The initial weights of one layer are much larger or much smaller than those of the other layers of the same role "
         "(the same type and last part of the name), and the signal through it grows or shrinks by the same factor; or all initial "

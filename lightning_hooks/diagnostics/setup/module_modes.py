@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -91,7 +91,12 @@ class ModuleModes:
     def _now(self) -> list[float]:
         """Of each module, how many are in eval mode from it outwards."""
         read = object.__getattribute__  # as contents does
-        return [0.0 if read(chain[0], "__dict__").get("training") is True else _in_eval_mode(chain) for chain in self._chains]
+        return [
+            0.0
+            if read(chain[0], "__dict__").get("training") is True
+            else float(next((level for level, module in enumerate(chain) if in_training_mode(module)), len(chain)))
+            for chain in self._chains
+        ]
 
     def reset(self) -> None:
         """Start a new window."""
@@ -155,10 +160,6 @@ class ModuleModes:
     def _per_norm(self, values: Tensor) -> Tensor:
         empty = torch.zeros(len(self.norms), dtype=self._dtype, device=self._device)
         return empty.index_add(0, self._owners, values.to(self._dtype))
-
-
-def _in_eval_mode(chain: Sequence[nn.Module]) -> float:
-    return float(next((level for level, module in enumerate(chain) if in_training_mode(module)), len(chain)))
 
 
 def unusual_settings(model: nn.Module) -> dict[str, dict[str, float]]:

@@ -10,7 +10,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.cause import PROOF, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent, subject
-from lightning_hooks.diagnostics.causes.code import fact, written_back
+from lightning_hooks.diagnostics.causes import code, rates
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.reports import GradientFlowReport, had_gradient
 from lightning_hooks.hooks.selection import outwards
@@ -164,7 +164,8 @@ class SetBack(Rule, kind="set_outside"):
     def __call__(self, report: GradientFlowReport) -> Alerts:
         found, still = report.model_setup.weights_returned, report.model_setup.weights_still
         updates = [report.parameters[name] for name in still if name in report.parameters]
-        held = min(((stats.zero_fraction < HALF) * (stats.update_ratio or 0.0) for stats in updates), default=0.0) > 0
+        lost = max((max(stats.zero_fraction, stats.lost_fraction or 0.0) for stats in updates), default=1.0)  # of the elements
+        held = lost < HALF and all((stats.update_ratio or 0.0) > 1e-5 for stats in updates)  # float32 may lose less
         if held or found >= self.returns:
             yield self.alert(
                 report, THE_MODEL, float(max(found, held * self.returns)), float(self.returns), "warning",
@@ -260,7 +261,9 @@ KINDS = (
     Kind(
         "eval_mode", "Training in eval mode", group="Set-up", states="fact", measures="nothing",
         causes=(
-            fact("left_in_eval_mode", "a part that trains is in eval mode", "call", "train() of {site}", code="{code}.train()"),
+            code.fact(
+                "left_in_eval_mode", "a part that trains is in eval mode", "call", "train() of {site}", code="{code}.train()"
+            ),
         ),
         meaning="Dropout, batch norm or spectral norm is in eval mode while the part of the model around it trains. Dropout drops "
         "nothing, batch norm uses its running statistics and does not update them, and spectral norm does not follow its weight.",
@@ -276,7 +279,7 @@ KINDS = (
     Kind(
         "frozen_statistics", "Batch norm that changes in a frozen part", group="Set-up", states="fact",
         causes=(
-            fact("follows_data", "a frozen batch norm is in training mode", "call", "eval() of {site}", code="{code}.eval()"),
+            code.fact("follows_data", "a frozen batch norm is in training mode", "call", "eval() of {site}", code="{code}.eval()"),
         ),
         meaning="A part of the model is frozen, but its batch norms are in training mode: their running statistics follow the new "
         "data, and validation uses them with the old weights.",
@@ -292,8 +295,8 @@ KINDS = (
         "set_outside", "Weights that are set outside of the optimizer", group="Updates", states="fact",
         measures="number",
         causes=(
-            written_back,
-            fact("written_between_steps", "something else than the optimizer sets the weights", "remove",
+            code.written_back,
+            code.fact("written_between_steps", "something else than the optimizer sets the weights", "remove",
                 "what sets the weights of {site} (load_state_dict, copy_), or let it put them back"),
         ),
         meaning="When training goes on after a validation or an epoch's end, weights are not what the last step left. They were "
@@ -312,7 +315,7 @@ KINDS = (
         "module_copy", "A copy of a module that does not follow it", group="Set-up", states="fact", measures="number",
         causes=(
             average_too_slow,
-            fact("copy_not_updated", "a copy of a module is not updated as it is to be", "replace", "the update of {site}",
+            code.fact("copy_not_updated", "a copy of a module is not updated as it is to be", "replace", "the update of {site}",
                 "one towards its original", "copy.data.lerp_(parameter.data, 1 - decay)"),
         ),
         meaning="A module started as a copy of another one, as a target network or a moving average does, and no optimizer holds "
@@ -330,9 +333,10 @@ KINDS = (
     Kind(
         "not_loaded", "Weights that were not loaded", group="Set-up", states="fact", measures="number",
         causes=(
-            fact("weights_not_loaded", "the weights of the body were not loaded", "replace",
+            code.fact("weights_not_loaded", "the weights of the body were not loaded", "replace",
                 "the names in what load_state_dict is given", "those of the model, without a prefix such as 'module.'",
                 "load_state_dict(weights, strict=True)"),
+            rates.group_too_fast,
         ),
         meaning="A part of the model is frozen, or learns far more slowly than the head, as it does in fine-tuning. But its "
         "weights are as PyTorch initialises them: those of the checkpoint were not loaded.",

@@ -24,9 +24,9 @@ ROUNDING = 1e-5
 """Change of a value over the root mean square of its parameter up to which it is rounding, as of a merge that is taken back."""
 UNDONE = 0.5  # share of what was learned, and of the trained elements, from which on it counts as undone
 PAUSES = 4  # the last pauses of training of which it is known whether they undid what was learned
-ALONG, HARD = 0.99, 0.95
-"""Cosine of a copy's change and of the way to its original above which a step updates an average; the share of the way that it goes
-at most, and that a plain copy goes."""
+ALONG, NEARLY, HARD = 0.99, 0.9, 0.95
+"""Cosine of a copy's change and of the way to its original above which a step updates an average, and a window does; the share of
+the way that it goes at most, and that a plain copy goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,7 @@ class WeightsWatch:
         self._steps: list[Tensor] = []  # the values at the starts of the first batches after the last pause
         self._pauses: list[_Pause] = []
         self._first = self._base = self._start = self._taken(self._known.values())
+        self._window_step = self._context.host.position.global_step
         self.glance()
 
     def _glance(self) -> None:
@@ -175,6 +176,7 @@ class WeightsWatch:
         self._pauses, self._start = [], end
         self._compare_moments()
         self.copies = {copy: self._compared(copy, of, first, start, last, steps) for copy, of in self._of_copies.items()}
+        self._window_step = self._context.host.position.global_step
 
     # On the host.
 
@@ -237,11 +239,15 @@ class WeightsWatch:
             way = max(ways, key=lambda each: _cosine(change, each))
             part = float(change @ way / (way @ way))
             decay = 1 - part if _cosine(change, way) > ALONG and part < HARD else None
+        change, way, count = now_here - began, there - began, self._context.host.position.global_step - self._window_step
+        toward = _cosine(change, way)
+        if decay is None and count > 0 and toward > NEARLY and (part := float(change @ way / (way @ way))) < HARD:
+            decay = 1 - part / count  # of a slow average the change at a single step may be lost in rounding
         return CopyStats(
             original,
             float(torch.linalg.vector_norm(now_here - there)) / size if size else math.nan,
             not torch.equal(now_here, then),
-            _cosine(now_here - began, there - began),
+            toward,
             decay,
             all(self._known[one].data_ptr() == self._known[other].data_ptr() for one, other in zip(ours, theirs, strict=True)),
         )

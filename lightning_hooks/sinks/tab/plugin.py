@@ -55,7 +55,6 @@ class HealthPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard h
             if request.method not in ("GET", "HEAD"):
                 return http_util.Respond(request, "GET only", "text/plain", 405)(environ, start_response)  # type: ignore[no-any-return]
             found = answer(self.runs, path, request.args.to_dict())
-            response = http_util.Respond(request, found.content, found.kind, found.status)
-            return response(environ, start_response)  # type: ignore[no-any-return]
+            return http_util.Respond(request, found.content, found.kind, found.status)(environ, start_response)  # type: ignore[no-any-return]
 
         return serve

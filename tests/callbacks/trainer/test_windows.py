@@ -159,7 +159,8 @@ def test_a_rule_that_judges_epochs_waits_for_the_epoch() -> None:
     passed_on: list[tuple[str, int]] = []
     ours.subscribe(lambda alert: passed_on.append((alert.kind, alert.step)))
     trainer([ours], max_epochs=2).fit(Classifier(mlp()), loader(n=200))
-    assert passed_on == [("of_windows", 20), ("of_epochs", 25), ("of_windows", 45)]  # two windows without it end an alert
+    of_ours = [one for one in passed_on if one[0] != "no_progress"]  # labels at random
+    assert of_ours == [("of_windows", 20), ("of_epochs", 25), ("of_windows", 45)]  # two windows without it end an alert
     found = [{alert.kind for alert in report.alerts} for report in ours.history["features"]]
     assert found == [set(), {"of_windows"}, {"of_epochs"}, {"of_epochs"}, {"of_windows", "of_epochs"}, {"of_epochs"}]
     assert ours.features is not None
