@@ -258,7 +258,7 @@ def _sound(alert: Any) -> Alert:
     """What a rule gave, with numbers that are plain.
 
     Raises:
-        TypeError, ValueError: If it is no alert, or holds something else than it should.
+        TypeError, ValueError: If it is no alert, or holds something other than it should.
     """
     if not isinstance(alert, Alert):
         raise TypeError(f"a rule gives lightning_hooks.Alert objects; got {alert!r}")

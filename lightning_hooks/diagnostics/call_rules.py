@@ -38,7 +38,7 @@ class SoftmaxDim(Rule, kind="softmax_dim"):
         ):
             yield self.alert(
                 report, site, 1.0, 1.0, "warning",
-                "its input are logarithms of probabilities that sum to 1 along another dimension than that of the classes, the "
+                "its inputs are logarithms of probabilities that sum to 1 along a dimension other than that of the classes, the "
                 f"second, in all of its {stats.calls} sampled calls: those of one sample do not sum to 1.",
                 advice=("Pass dim=1 to log_softmax",),
             )  # fmt: skip

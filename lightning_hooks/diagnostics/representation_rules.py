@@ -44,7 +44,7 @@ class RepresentationCollapse(Rule, kind="representation_collapse", judges="epoch
                 ratio = report.representations[site].ratio
                 yield self.alert(
                     report, site, ratio, self.threshold, "warning",
-                    f"its output is the same for all samples of a batch, and so it stays up to {end}: variance over samples is "
+                    f"its output is the same for all samples of a batch, and it stays so up to {end}: variance over samples is "
                     f"{ratio:.2g} of that within a sample (limit {self.threshold:.2g}), and was "
                     f"{self._first(report, site):.2g}.",
                 )  # fmt: skip

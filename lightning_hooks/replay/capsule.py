@@ -209,7 +209,7 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
 
 def _by_name(tensors: Any) -> dict[str, Tensor]:
     if not isinstance(tensors, dict) or not all(isinstance(name, str) and type(t) is Tensor for name, t in tensors.items()):
-        raise TypeError("they are something else than tensors by name")
+        raise TypeError("they are something other than tensors by name")
     return tensors
 
 
@@ -258,7 +258,7 @@ def to_stored(value: Any, depth: int = 0) -> Any:
     """A value in the types that ``torch.load`` takes with ``weights_only=True``, its tensors on the CPU.
 
     Raises:
-        NotStorableError: If it holds something else than tensors and plain types, or is too deep.
+        NotStorableError: If it holds something other than tensors and plain types, or is too deep.
     """
     if depth > DEEPEST:
         raise NotStorableError(f"containers more than {DEEPEST} deep")

@@ -64,7 +64,7 @@ def apply_function(
 
     Raises:
         RuntimeError: If the function changed the gradient in place.
-        TypeError, ValueError: If it returned something else than None or a tensor like the gradient.
+        TypeError, ValueError: If it returned something other than None or a tensor like the gradient.
     """
     # Half precision cannot represent the small values of the unscaled gradient.
     wide = gradient if loss_scale is None or gradient.dtype.itemsize > 2 else gradient.float()

@@ -137,11 +137,11 @@ def test_noise_that_the_step_adds(batch: float, training: float, validation: flo
 @pytest.mark.parametrize(
     ("mean", "std", "between", "found"),
     [
-        (6.0, 1.0, None, 1 / 6),
-        (-6.0, 1.0, 0.03, 1 / 6),
-        (4.9, 1.0, 0.03, None),
-        (6.0, 1.0, 0.2, None),  # a batch norm comes first
-        (6.0, 0.0, None, None),  # all the same, which other kinds say
+        (11.0, 1.0, None, 1 / 11),
+        (-11.0, 1.0, 0.03, 1 / 11),
+        (9.9, 1.0, 0.03, None),  # as logarithms of spectra may be
+        (11.0, 1.0, 0.2, None),  # a batch norm comes first
+        (11.0, 0.0, None, None),  # all the same, which other kinds say
         (math.inf, 1.0, None, None),
         (math.nan, math.nan, None, None),
     ],

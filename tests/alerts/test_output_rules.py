@@ -77,9 +77,9 @@ def test_output_range(numbers: dict[str, Any], severity: str | None) -> None:
     ("numbers", "words"),
     [
         ({"log_probabilities": 1.0, "mixed_signs": 0.0, "max_logit": -0.1}, None),
-        ({"probabilities": 1.0, "mixed_signs": 0.0, "min_logit": 0.0, "max_logit": 1.0}, "its input are probabilities"),
+        ({"probabilities": 1.0, "mixed_signs": 0.0, "min_logit": 0.0, "max_logit": 1.0}, "its inputs are probabilities"),
         ({"probabilities": 0.5, "mixed_signs": 0.0}, None),
-        ({}, "its input are no logarithms of probabilities"),
+        ({}, "its inputs are not logarithms of probabilities"),
         ({"mixed_signs": 0.1}, None),
         ({"mixed_signs": 0.0, "max_logit": -0.1}, None),  # logarithms with weights, as in a focal loss
         ({"log_probabilities": 0.3}, None),

@@ -128,7 +128,7 @@ def test_a_step_that_does_not_reproduce_exits_with_1(copied: Path, capsys: pytes
         (lambda path: (path / "tensors.pt").write_bytes(b"\x80\x04cos\nsystem\n"), "cannot be read"),
         (lambda path: (path / "state.pt").write_bytes(b"\xff" * 64), "cannot be read"),
         (lambda path: torch.save({"a": Path("b")}, path / "state.pt"), "cannot be read"),
-        (lambda path: torch.save({"a": 1}, path / "state.pt"), "something else than tensors by name"),
+        (lambda path: torch.save({"a": 1}, path / "state.pt"), "something other than tensors by name"),
         (lambda path: torch.save({"a": torch.ones(1)}, path / "state.pt", _use_new_zipfile_serialization=False), "cannot be read"),
         (lambda path: change_tensors(path, given={"batch": 1}), "cannot be read: 'args'"),
         (lambda path: change_tensors(path, given={"__fields__": ["__class__"], "__entries__": [1]}), "cannot be read: Field names"),

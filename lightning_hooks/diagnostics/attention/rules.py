@@ -31,7 +31,7 @@ def _last(facts: Facts) -> AttentionReport:
 
 @possible_cause("replace it by its opposite, if that was meant", "pass a causal mask")
 def wrong_mask(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """A mask hides all keys, or shows what it is to hide."""
+    """A mask hides all keys, or shows what it should hide."""
     mask = f"the mask of {alert.site}"
     if alert.site in _last(facts).target_shown:
         found.add(True, PROOF, "each query may attend to the token that is its target")
@@ -59,9 +59,9 @@ def unscaled_scores(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     return f"The scores of {alert.site} are {times:.3g} times as large as those of the other layers.", [remedy]
 
 
-@possible_cause("turn the mask round")
+@possible_cause("invert the mask")
 def inverted_mask(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """A mask hides what it is to show."""
+    """A mask hides what it should show."""
     sites = _last(facts).sites
     hidden = [name for name, stats in sites.items() if stats.first_token_share < 1e-12 and stats.entropy > 1e-3]
     found.add(bool(hidden), STRONG, "no query sees the first key of any sample, where padding comes last")

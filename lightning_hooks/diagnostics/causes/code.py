@@ -35,7 +35,7 @@ MANY = 0.05  # share of numbers that are not finite above which a transform make
 # What is not finite.
 
 
-@possible_cause("replace what is not finite in the batch", "replace the transform that makes it")
+@possible_cause("replace the non-finite values in the batch", "replace the transform that makes them")
 def nonfinite_data(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The data are not finite."""
     step = facts.bad_step
@@ -55,7 +55,7 @@ def nonfinite_data(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 
 @possible_cause("replace the operation by one that is finite there, set the module's eps, or replace the mask")
 def nonfinite_operation(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """An operation gives NaN or infinity of finite numbers."""
+    """An operation gives NaN or infinity for finite numbers."""
     step = facts.bad_step
     if step is None or step.failure.source not in ("operation", "error"):
         return None
@@ -137,7 +137,7 @@ def activation_before_loss(alert: Alert, facts: Facts, found: CauseEvidence) -> 
 
 @possible_cause("make one table of numbers, in training and validation")
 def other_numbers(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """Classes or words have other numbers in training than in validation."""
+    """Classes or words are numbered differently in training and in validation."""
     inputs = facts.features.inputs
     one, other = inputs.get("training"), inputs.get("validation")
     differs = one is not None and other is not None and one.rms > 0 and not 0.8 < other.rms / one.rms < 1.25
@@ -147,7 +147,7 @@ def other_numbers(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     found.add(of_loss and not (differs or named), STRONG, "the validation loss is worse than guessing, on inputs of the same size")
     numbers, to = "the numbers of classes and words in validation", "those of training: one table for both, not unique() of a part"
     remedy = replace(numbers, to, "a validation loss near that of training")
-    return "Validation has other numbers for the same classes or words, or each batch of training has numbers of its own.", [remedy]
+    return "Validation numbers the same classes or words differently, or each batch of training has numbers of its own.", [remedy]
 
 
 @possible_cause("check its samples")
@@ -164,7 +164,7 @@ def bad_batch(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         (
             bool(alert.samples) and alert.kind in ("spike", "loss_spike"),
             SLIGHT,
-            "a gradient leapt that no large update came before",
+            "a gradient leapt without a large update before it",
         ),
         (rate is not None and bool(rate.began) and rate.lr > 1.5 * (rate.began or 0.0), EXCLUDES, "the learning rate had risen"),
     )
@@ -175,7 +175,7 @@ def bad_batch(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 
 @possible_cause("remove the code that changes it")
 def changed_between_steps(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """Something else than the optimizer makes a weight grow."""
+    """Something other than the optimizer makes a weight grow."""
     before, setup = facts.flow.previous(), facts.flow.setups.get(alert.site)
     now, then = (None if flow is None else flow.parameters.get(alert.site) for flow in (facts.flow, before))
     if now is None or then is None or setup is None or not (now.weight_norm and then.weight_norm and now.update_ratio_max):
@@ -183,7 +183,7 @@ def changed_between_steps(alert: Alert, facts: Facts, found: CauseEvidence) -> J
     grown, most = now.weight_norm / then.weight_norm, now.update_ratio_max
     text = f"it grew {grown:.3g} times, which {setup.steps} steps of at most {percent(most)} of its size cannot do"
     found.add(math.log(grown) > setup.steps * math.log1p(2 * most), PROOF, text)  # not every step was measured
-    return f"Something else than the optimizer makes {alert.site} grow.", [
+    return f"Something other than the optimizer makes {alert.site} grow.", [
         Remedy("remove", f"what multiplies or sets {alert.site} between steps", effect="a norm that stays", steps=SOON)
     ]
 
@@ -252,7 +252,7 @@ def fact(
 
 
 WRONG_DIMENSION = fact("wrong_dimension", "a softmax is along the wrong dimension", "set", "{site}.dim", "-1", "softmax(x, dim=-1)")
-NO_LOGITS = fact("no_logits", "the loss is given no logits", "replace", "what {site} is given",
+NO_LOGITS = fact("no_logits", "the loss is given something other than logits", "replace", "what {site} is given",
                  "the output of the last linear layer", at="cross_entropy")  # fmt: skip
 BLANK_LABEL = fact("blank_label", "a label is the blank of the alignment", "replace", "the labels of {site} that are its blank",
                    "labels from 1 on, with one more class", "targets + 1", strength=PROOF,

@@ -128,7 +128,7 @@ def large_targets(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     if not 1e3 < first < math.inf or facts.features.outputs:
         return None
     size = rounded(math.sqrt(first))
-    found.add(True, STRONG, "it is no cross entropy")
+    found.add(True, STRONG, "it is not a cross entropy")
     found.add(facts.overflows, SOME, "numbers grew from step to step until they overflowed")
     remedy = Remedy("scale", "targets", None, rounded(1 / size), "", "a loss that starts near 1", 1, f"target = target / {size:g}")
     return f"The loss starts at {first:.3g}, as with targets of a size near {size:g}.", [remedy]
@@ -162,10 +162,10 @@ def destroyed_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     off = inputs is not None and (inputs.rms > 8 or abs(inputs.mean) > 4 * inputs.std)
     found.add(1e-12 <= alike < 1e-5 and not off, STRONG, f"its outputs differ by {alike:.2g} of their size from sample to sample")
     remedy = Remedy("check", f"what is done to the samples before {layer}", effect="outputs that differ from sample to sample")
-    return f"What {layer}, the first layer, is given is next to the same for all samples.", [remedy]
+    return f"What {layer}, the first layer, is given is almost the same for all samples.", [remedy]
 
 
-@possible_cause("add what keeps samples from one another: negatives, or a variance term")
+@possible_cause("add what separates samples: negatives, or a variance term")
 def nothing_repels(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss is smallest where all outputs are the same."""
     loss = facts.flow.loss
@@ -175,7 +175,7 @@ def nothing_repels(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     found.add(0 <= last < 0.05 * loss.start, STRONG, fell)
     to = "one with negatives, a variance term, or a stop-gradient and a predictor"
     remedy = replace("the loss between outputs", to, "outputs that differ from sample to sample")
-    return "The loss is smallest where all outputs are the same, and nothing in it keeps samples from one another.", [remedy]
+    return "The loss is smallest where all outputs are the same, and nothing in it separates samples.", [remedy]
 
 
 @possible_cause("check that each target belongs to its input, and what the model is given")
@@ -188,7 +188,7 @@ def unrelated_targets(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
         (any(3e-4 < ratio < 0.1 for ratio in ratios), SOME, "steps are of a usual size"),
         (alert.severity == "info", EXCLUDES, "it may begin to learn"),
         (facts.flow.step < FEW_STEPS, AGAINST, f"it has taken no more than {facts.flow.step} steps"),
-        (alike < 1e-2, AGAINST, f"samples are next to the same at {first}"),
+        (alike < 1e-2, AGAINST, f"samples are almost the same at {first}"),
     )
     what = "that row i of the targets belongs to row i of the inputs (one shuffle, sort or loader for both)"
     remedy = Remedy("check", f"{what}, and that what the model is given holds what targets depend on", steps=SOON)

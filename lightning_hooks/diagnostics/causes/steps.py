@@ -49,7 +49,7 @@ def unclipped(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         return None
     top = max(stats.norm_before_max for stats in facts.clip.optimizers.values())
     found.add(top > 10 * norm, SOME, f"a step had a gradient norm of {top:.3g}, and {norm:.3g} is usual")
-    found.add(any(stats.clipped_steps for stats in facts.clip.optimizers.values()), EXCLUDES, "code of your own clips")
+    found.add(any(stats.clipped_steps for stats in facts.clip.optimizers.values()), EXCLUDES, "your own code clips gradients")
     return f"Nothing clips, and the gradient norm reached {top:.3g} where {norm:.3g} is usual.", [clip_at(facts, rounded(norm))]
 
 
@@ -130,7 +130,7 @@ def loss_divided(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 # The direction of steps.
 
 
-@possible_cause("set optimizer.maximize to False", "turn the sign of the loss, or of the term, round")
+@possible_cause("set optimizer.maximize to False", "flip the sign of the loss, or of the term")
 def wrong_sign(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The loss, or a term of it, is made larger."""
     loss, sign, effect = facts.flow.loss or NO_LOSS, facts.flow.loss_sign, "a loss that falls"
@@ -153,7 +153,7 @@ def wrong_sign(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     found.add(negative and recent[-1] < recent[0], SLIGHT, "and it falls")
     term = f"the sign of what is added to {known[0]}"
     remedy = replace(term, "its opposite", "a loss above 0", "loss = loss + weight * penalty")
-    return f"A term that is added to {known[0]} makes the loss negative: it grows without a bound.", [remedy]
+    return f"A term that is added to {known[0]} makes the loss negative: it grows without bound.", [remedy]
 
 
 STEP_SIZE = (

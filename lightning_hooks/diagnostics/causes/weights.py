@@ -42,7 +42,7 @@ def offset_bias(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         return None
     module, name, bias = known[0] if shut else max(known, key=lambda one: one[2].size)
     if shut:
-        found.add(True, SOME if bias.constant else SLIGHT, f"all its numbers are {'one, ' * bias.constant}below 0")
+        found.add(True, SOME if bias.constant else SLIGHT, f"all its numbers are {'equal and ' * bias.constant}below 0")
         largest = facts.features.sites[module].max if module in facts.features.sites else math.nan
         shown = f"the largest output of {module} is {largest:.3g}, without it {largest - bias.mean:.3g}"
         found.add(largest <= 0 < largest - bias.mean, SOME, shown)
@@ -68,7 +68,7 @@ def _alike(facts: Facts, name: str, tensor: TensorFacts, names: Sequence[str]) -
 
 @possible_cause("initialise the layer at random, as large as the others")
 def constant_weights(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """A layer's weights start with one number."""
+    """A layer's weights all start with the same number."""
     trained = {name for name, setup in facts.flow.setups.items() if setup.dimensions > 1 and setup.trains}
     flat = [name for name, tensor in facts.start.items() if name in trained and tensor.constant and tensor.elements > 1]
     modules = {facts.module_of(alert.site), *facts.before(alert.site)}
@@ -146,7 +146,7 @@ def stretching_start(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     site = [*gains][-1]
     stats, loss = facts.features.sites.get(site), facts.flow.loss
     alike = stats is not None and loss is not None and 0.1 < stats.rms / math.sqrt(max(loss.start, 1e-9)) < 10
-    found.add(alike, SLIGHT, f"the outputs of {site} are as large as the loss says, and not the targets")
+    found.add(alike, SLIGHT, f"the outputs of {site}, not the targets, are as large as the loss suggests")
     code = "for layer in layers: layer.reset_parameters()"
     remedy = Remedy("initialise", ", ".join(gains), middle, None, "", "signals of one size from layer to layer", SOON, code)
     return f"Each of {len(gains)} layers starts with a gain near {middle:.3g}, and nothing normalises their outputs.", [remedy]
@@ -285,7 +285,7 @@ _FEW = 16  # values of a batch from which the statistics of a channel are as goo
 
 @possible_cause("initialise the parameter, or load it again")
 def nonfinite_weights(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """Weights are not finite since the start."""
+    """Weights were not finite from the start."""
     bad = [(name, tensor) for name, tensor in facts.start.items() if tensor.nonfinite]
     if not bad:
         return None

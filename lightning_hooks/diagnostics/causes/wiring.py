@@ -189,7 +189,7 @@ def flat_between(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     found.add(same and there < 1e-2 * here, SOME, f"the gradient at {before} is {there:.1g}, and {here:.1g} behind it")
     choice, effect = f"what chooses codes between {before} and {alert.site}", "gradients and outputs that differ"
     remedy = replace(choice, "one that is straight-through", effect, "x + (q - x).detach()")
-    return f"Between {before} and {alert.site} stands an operation without a slope, such as argmin and a table of codes.", [remedy]
+    return f"An operation without a slope, such as argmin and a table of codes, lies between {before} and {alert.site}.", [remedy]
 
 
 @possible_cause("remove the hooks or the code that cuts gradients")
@@ -223,7 +223,7 @@ def cut_path(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 
 @possible_cause("compute the loss from what the model puts out")
 def loss_without_graph(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """The loss is a new tensor, behind which there is no model."""
+    """The loss is a new tensor that is not connected to the model."""
     reached = [setup.has_gradient for setup in facts.flow.setups.values() if setup.trains and setup.optimizers]
     found.add(len(reached) > 1 and not any(reached), PROOF, "no parameter at all has a gradient")
     new = "what makes a new tensor of the losses (torch.tensor([…]), .item(), detach)"
@@ -233,7 +233,7 @@ def loss_without_graph(_: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
 
 @possible_cause("step the optimizer that configure_optimizers returned")
 def another_optimizer(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """Another optimizer steps than the one that the trainer knows."""
+    """The optimizer that steps is not the one that the trainer knows."""
     steps, by_hand = max((one.steps for one in facts.flow.setups.values()), default=0), not facts.setup.automatic_optimization
     found.add(by_hand and steps == 0 and alert.site in facts.optimizers, STRONG, f"{alert.site} took no step")
     other, to = "the optimizer that training_step makes or keeps", "self.optimizers()"
@@ -283,7 +283,7 @@ def compared_in_pairs(alert: Alert, facts: Facts, found: CauseEvidence) -> Judge
     stats = facts.features.targets.get(alert.site)
     if stats is None or not stats.paired:
         return None
-    found.add(True, PROOF, f"its input has {stats.inputs} numbers and its target {stats.targets}, in other shapes")
+    found.add(True, PROOF, f"its input has {stats.inputs} numbers and its target {stats.targets}, in different shapes")
     remedy = replace(f"the target of {alert.site}", "one of the output's shape", "a lower loss", "target.view_as(output)")
     return "Outputs and targets have different shapes, and are expanded to pairs.", [remedy]
 
@@ -293,6 +293,6 @@ def clipped_while_scaled(_: Alert, facts: Facts, found: CauseEvidence) -> Judgem
     """Gradients are clipped while the loss scaler's factor is in them."""
     scaled = facts.flow.loss is not None and facts.flow.loss.scaled
     by_hand = facts.setup.clip_norm is None and any(stats.clipped_steps for stats in facts.clip.optimizers.values())
-    found.add(scaled and by_hand, STRONG, "the loss is scaled for half precision, and code of your own clips")
+    found.add(scaled and by_hand, STRONG, "the loss is scaled for half precision, and your own code clips gradients")
     remedy = Remedy("call", "scaler.unscale_(optimizer) before clipping", code="scaler.unscale_(optimizer)", steps=1)
     return "Gradients are clipped while they are still scaled for half precision.", [remedy]

@@ -75,7 +75,7 @@ class OffsetInput(Rule, kind="constant"):
         spread: Standard deviation of all numbers of the input over the distance of their mean from zero, below which it counts.
     """
 
-    spread: float = 0.2
+    spread: float = 0.1
     alike: ClassVar[float] = 0.1  # variance between samples over that within one, in what comes first, below which it counts
 
     def __call__(self, report: FeatureReport) -> Alerts:

@@ -98,7 +98,7 @@ class LearnedByHeart(Rule, kind="overfitting", judges="epoch", shares=("better",
         what = "training began with,"
         if over:
             guessing, least = loss.mean / over, 0.95  # over that is of a sample of the batches
-            what = "guessing has, without a look at the input,"
+            what = "guessing gives, without looking at the input,"
         limit = max(least * guessing, 0.98 * known[0])
         never = min(last.loss, now.loss) > self.worse * known[0] and min(known) > limit
         if guessing > 0 and never and now.training < self.better * guessing:
@@ -116,6 +116,7 @@ class ValidationShift(Rule, kind="validation_shift", judges="epoch"):
 
     The batches are compared, and what the first layer is given: a training step may scale its batch, or add noise to it. The
     outputs of layers differ in healthy runs too: by dropout, batch normalisation and what was learned over the epoch.
+    Training data that are larger than in all windows before hold an unusual batch.
 
     Attributes:
         factor: Root mean square of the inputs in validation over that in training, or the inverse.
@@ -174,7 +175,7 @@ class ValidationApart(Rule, kind="validation_shift", judges="epoch"):
             yield self.alert(
                 report, VALIDATION_SITE, validation / guessing, self.worse, "warning",
                 f"the validation loss was {last[0].loss:.3g} and is {validation:.3g}, and guessing has {guessing:.3g} without "
-                f"a look at the input (limit {self.worse:g} times that), while the training loss is {training:.3g}.",
+                f"looking at the input (limit {self.worse:g} times that), while the training loss is {training:.3g}.",
                 advice=("Compare a batch of training with one of validation, as the model receives them",
                     "Validate on training data: the loss must be near that of training"),
             )  # fmt: skip
@@ -243,7 +244,8 @@ KINDS = (
         "or training adds noise that is larger than the data. "
         "Or predictions in validation follow the labels, by other numbers of the classes.",
         formula="ratio = rms(input in validation) / rms(input in training), of batches, and of what the first layer is given\n\n"
-        "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}\n"
+        "alert if max(ratio, 1 / ratio) > {ValidationShift.factor}, unless rms in training > {ValidationShift.factor} * that of "
+        "all windows before\n"
         "or if, in the first two epochs, two validation losses in a row > {ValidationApart.worse} * that of guessing, and training "
         "loss < {ValidationApart.better} * validation loss and < that of guessing,\n   the second > {ValidationApart.stays} * the "
         "first,\n"

@@ -240,7 +240,7 @@ def class_weights(weight: Any, target: Tensor, ignored: int) -> Tensor | None:
 
 
 def _unnormalized(targets: Tensor) -> Tensor:
-    """Whether the probabilities of each row sum to something else than 1; not of rows of zeros, which count for nothing."""
+    """Whether the probabilities of each row sum to something other than 1; not of rows of zeros, which count for nothing."""
     totals = targets.float().sum(-1)
     return ((totals - 1).abs() > FAR) & (totals != 0)
 

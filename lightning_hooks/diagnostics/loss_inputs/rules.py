@@ -18,7 +18,7 @@ from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowRepor
 
 @possible_cause("set that column to 0, or take it out", "compare the logits with the tokens that follow")
 def target_in_input(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """The model is given what it is to predict."""
+    """The model is given what it should predict."""
     copies = facts.features.copies.get(alert.site)
     if copies is None:
         return None
@@ -94,13 +94,13 @@ class OutputRange(Rule, kind="output_range"):
                 have = ("have", "had")[mixed > stats.mixed_signs]
                 yield self.alert(
                     report, site, mixed, self.mixed, "warning",
-                    f"its input are no logarithms of probabilities: {percent(mixed)} of its rows {have} numbers both below and "
+                    f"its inputs are not logarithms of probabilities: {percent(mixed)} of its rows {have} numbers both below and "
                     f"above 0 (limit {percent(self.mixed)}), up to {stats.max_logit:.3g}.",
                     advice=("Use cross_entropy, or give nll_loss the log_softmax of the logits",),
                 )  # fmt: skip
 
 
-_PROBABILITIES = "its input are probabilities: {share} of its rows have no number below 0 and the sum 1, and it "
+_PROBABILITIES = "its inputs are probabilities: {share} of its rows have no number below 0 and sum to 1, and it "
 # By whether a loss takes logarithms, and the form of its input: what is measured, its limit, the severity, message and advice.
 _FORMS: dict[tuple[bool, str], list[tuple[str, float, Severity, str, tuple[str, ...]]]] = {
     (False, "probabilities"): [(
@@ -112,7 +112,7 @@ _FORMS: dict[tuple[bool, str], list[tuple[str, float, Severity, str, tuple[str, 
         ("Use cross_entropy of the logits, or nll_loss of log_softmax",),
     )],
     (False, "logarithms"): [(
-        "log_probabilities", CERTAIN, "info", "its input are logarithms of probabilities, as nll_loss expects them.",
+        "log_probabilities", CERTAIN, "info", "its inputs are logarithms of probabilities, as nll_loss expects them.",
         ("Use nll_loss, or remove the log_softmax before it",),
     )],
     (False, "rectified"): [(

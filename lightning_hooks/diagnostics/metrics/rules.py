@@ -17,7 +17,7 @@ from lightning_hooks.trackers import some
 _MISTAKES: dict[str, tuple[str, str, Callable[..., PossibleCause]]] = {
     "unregistered": ("it is in a plain list or dictionary: the model does not know it",
         "Put it in an nn.ModuleDict, nn.ModuleList or MetricCollection",
-        partial(fact, "metric_unregistered", "a metric is no part of the model", "replace", "the list or dictionary of {site}",
+        partial(fact, "metric_unregistered", "a metric is not part of the model", "replace", "the list or dictionary of {site}",
             "an nn.ModuleList or nn.ModuleDict")),
     "shared": ("it is updated in training and in validation without a reset in between: what it computes in either mixes both",
         "Use a metric object for each phase",
@@ -72,7 +72,7 @@ KINDS = (
     Kind(
         "metric_misused", "A metric that is used in a wrong way", group="Set-up", states="fact", measures="nothing",
         causes=tuple(cause(advice=advice) for _, advice, cause in _MISTAKES.values()),
-        meaning="A torchmetrics metric of the model computes something else than its name says: one object takes the batches of "
+        meaning="A torchmetrics metric of the model computes something other than its name says: one object takes the batches of "
         "training and validation, values of batches are averaged where that for the epoch is another number, nobody resets or "
         "updates it. Or it keeps large lists, or is in a plain list or dictionary, where the model does not know it.",
         formula="alert if it is in a list, tuple, set or dict and not in model.modules()\n"

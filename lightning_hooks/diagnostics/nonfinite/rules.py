@@ -56,7 +56,7 @@ class NonfiniteWeights(Rule, kind="nonfinite", urgent=True):
         for name, weight in report.model_setup.nonfinite_weights.items():
             yield self.alert(
                 report, name, weight.count, 0.0, graded(bad, "critical"),
-                f"{weight.count} of its {weight.elements} numbers {('is', 'are')[weight.count > 1]} NaN or infinite since "
+                f"{weight.count} of its {weight.elements} numbers {('has', 'have')[weight.count > 1]} been NaN or infinite since "
                 f"before the first step, the first at {list(weight.index)}"
                 f"{': the loss is finite, so nothing uses them' * (not bad)}.",
                 since_step=0,

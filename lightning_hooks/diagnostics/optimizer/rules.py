@@ -68,7 +68,7 @@ class LrZero(Rule, kind="lr_zero"):
             if judged and not peak and not any(group.lr_initial for group in groups):
                 yield self.alert(
                     report, name, 0.0, 0.0, "info",
-                    "its learning rate is 0 and has never been above: it changes nothing.",
+                    "its learning rate is 0 and has never been above 0: it changes nothing.",
                     advice=("Set a learning rate, unless that is meant",),
                 )  # fmt: skip
             elif judged and planned and self._fell_early(groups, report.step, planned):
@@ -167,7 +167,7 @@ class OptimizerSettings(Rule, kind="optimizer_settings"):
                 yield self.alert(
                     report, name, one, two, "warning",
                     f"beta1 ({one:g}) is larger than beta2 ({two:g}): the second moment forgets faster than the first, so steps "
-                    "are divided by the size of other gradients than they are made of.",
+                    "are divided by the size of gradients other than those that they are made of.",
                     advice=("Set betas=(0.9, 0.999)",),
                 )  # fmt: skip
             momentum, decay, steps = stats.largest("momentum"), stats.largest("lr_decay"), report.planned_steps or report.step
@@ -211,8 +211,8 @@ class DecayDominates(Rule, kind="optimizer_settings"):
             if ratio > self.factor and not has_converged(report, 0.1):
                 yield self.alert(
                     report, name, ratio, self.factor, "warning",
-                    f"its weight decay of {max(decayed.values()):g} is added to the gradient, of which it is "
-                    f"{ratio:.3g} times the size (median of {len(ratios)} weights; limit {self.factor:g}): steps follow the decay, "
+                    f"its weight decay of {max(decayed.values()):g} is added to the gradient, and is "
+                    f"{ratio:.3g} times its size (median of {len(ratios)} weights; limit {self.factor:g}): steps follow the decay, "
                     "not the loss.",
                     advice=("Use AdamW", "Try weight_decay=1e-4"),
                 )  # fmt: skip

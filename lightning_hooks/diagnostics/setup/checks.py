@@ -82,7 +82,7 @@ class ModelSetup:
         untrained: Frozen linear or convolution layers that are as they were initialised.
         unloaded: A frozen or slowly trained body that is as it was initialised; None for none.
         copies: Module that no optimizer holds, to how it follows the one that had the same weights when training started.
-        weights_set: What something else than an optimizer set between steps, the last time in the window; None for nothing.
+        weights_set: What something other than an optimizer set between steps, the last time in the window; None for nothing.
         weights_returned: Sampled steps, so far, at which a few parameters were to the bit what they were at an earlier one, with
             others in between.
         weights_still: These parameters, if they were the same at all sampled steps of the window.

@@ -121,7 +121,7 @@ def _elements(report: GradientFlowReport) -> tuple[Counter[str], Counter[str]]:
 
 
 class SetOutside(Rule, kind="set_outside", shares=("restored",)):
-    """Weights that something else than an optimizer sets while training pauses, so that what was learned is lost.
+    """Weights that something other than an optimizer sets while training pauses, so that what was learned is lost.
 
     An average that is copied in once, a merge, a pruning or a return to the best checkpoint keep most of what was learned, or are
     done once: infos. What is swapped in and put back before the next batch is not seen.
@@ -147,7 +147,7 @@ class SetOutside(Rule, kind="set_outside", shares=("restored",)):
             value, limit = float(found.undone_pauses), float(self.pauses)
         yield self.alert(
             report, around(found.parameters), value, limit, graded(again or often),
-            f"something else than the optimizer set {some(found.parameters, 3)} {found.moment}, after step {found.step}: "
+            f"something other than the optimizer set {some(found.parameters, 3)} {found.moment}, after step {found.step}: "
             f"{percent(found.share)} of the trained weights are {now}{lost}.",
         )  # fmt: skip
 
@@ -165,7 +165,7 @@ class SetBack(Rule, kind="set_outside"):
         found, still = report.model_setup.weights_returned, report.model_setup.weights_still
         updates = [report.parameters[name] for name in still if name in report.parameters]
         lost = max((max(stats.zero_fraction, stats.lost_fraction or 0.0) for stats in updates), default=1.0)  # of the elements
-        held = lost < HALF and all((stats.update_ratio or 0.0) > 1e-5 for stats in updates)  # float32 may lose less
+        held = lost < HALF and all((stats.update_ratio or 0.0) > 1e-5 for stats in updates)  # or it is rounding
         if held or found >= self.returns:
             yield self.alert(
                 report, THE_MODEL, float(max(found, held * self.returns)), float(self.returns), "warning",
@@ -296,7 +296,7 @@ KINDS = (
         measures="number",
         causes=(
             code.written_back,
-            code.fact("written_between_steps", "something else than the optimizer sets the weights", "remove",
+            code.fact("written_between_steps", "something other than the optimizer sets the weights", "remove",
                 "what sets the weights of {site} (load_state_dict, copy_), or let it put them back"),
         ),
         meaning="When training goes on after a validation or an epoch's end, weights are not what the last step left. They were "
@@ -315,13 +315,13 @@ KINDS = (
         "module_copy", "A copy of a module that does not follow it", group="Set-up", states="fact", measures="number",
         causes=(
             average_too_slow,
-            code.fact("copy_not_updated", "a copy of a module is not updated as it is to be", "replace", "the update of {site}",
+            code.fact("copy_not_updated", "a copy of a module is not updated as it should be", "replace", "the update of {site}",
                 "one towards its original", "copy.data.lerp_(parameter.data, 1 - decay)"),
         ),
         meaning="A module started as a copy of another one, as a target network or a moving average does, and no optimizer holds "
         "it. It moves away from its original, is nearly or exactly the same, or stands still.",
         formula="cosine = that of the copy's change over the window and of the way to where the original is at its end\n"
-        "decay = what the first step of the window kept of it, where it moved towards the original\n\n"
+        "decay = what the window's first step, else a step on average, kept of it, where it moved towards the original\n\n"
         "alert if cosine < {CopyFollows.away}, or both use the same memory\n"
         "      or decay < {CopyFollows.decay}, after {CopyFollows.min_steps} steps before the window\n"
         "      or 1 - decay ^ planned steps < {CopyFollows.follows}, where at least {CopyFollows.min_steps} are planned\n"

@@ -1,4 +1,4 @@
-"""What changes between steps: weights that something else than an optimizer sets, and how far copies of modules are behind."""
+"""What changes between steps: weights that something other than an optimizer sets, and how far copies of modules are behind."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class NotOptimized(Rule, kind="not_optimized"):
         more, advice = f", and {percent(share)} of what trains is in none" * (share >= self.most), tuple[str, ...]()
         old = unused_tensors(report)
         if old and any(setup.has_gradient for setup in left_out.values()):
-            tensors, what = ("tensors", "are no parameters") if len(old) > 1 else ("tensor", "is no parameter")
+            tensors, what = ("tensors", "are not parameters") if len(old) > 1 else ("tensor", "is not a parameter")
             more += (
                 f"; {old[0].partition('.')[0]} holds {len(old)} {tensors} ({_shapes(report, old)}) that {what} of the model, as "
             )
@@ -136,7 +136,7 @@ class Unregistered(Rule, kind="unregistered"):
                 message += "after the first step: each step creates them, and they never learn."
                 advice = ("Create it once, in __init__, and assign it to self",)
             elif held.held and held.reached and not held.modules:
-                message = f"it is, or holds, tensors with requires_grad ({held.elements} numbers) that get gradients, but are no "
+                message = f"it is, or holds, tensors with requires_grad ({held.elements} numbers) that get gradients, but are not "
                 message += "parameters."
                 advice = ("Wrap them in nn.Parameter, or in nn.ParameterList where there are several",)
             elif held.held and held.reached and held.training:

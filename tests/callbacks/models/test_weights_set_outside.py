@@ -1,4 +1,4 @@
-"""Weights that something else than the optimizer sets while training pauses, and what sets them for a good reason."""
+"""Weights that something other than the optimizer sets while training pauses, and what sets them for a good reason."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_weights_that_are_restored_at_an_epoch_s_end() -> None:
     ]  # fmt: skip
     assert (alerts[0].site, alerts[0].message) == (
         "net",
-        "something else than the optimizer set net.0.weight, net.0.bias, net.2.weight and 3 more at the end of the epoch, after "
+        "something other than the optimizer set net.0.weight, net.0.bias, net.2.weight and 3 more at the end of the epoch, after "
         "step 20: 100% of the trained weights are what training started with again.",
     )
 
