@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import REARM, SEVERITIES
+from lightning_hooks.declare.kinds import REARM, SEVERITIES, kind_of
 from lightning_hooks.declare.plain import from_plain, to_plain
 from lightning_hooks.declare.rule import grouped
 from lightning_hooks.declare.rulebook import Candidate
@@ -56,6 +56,7 @@ class Occurrence:
         last_epoch: The epoch of that window.
         root: Whether it is a root cause in the last window.
         over: Whether it has ended.
+        back: Whether it was found again after that; then it lasts to the end.
         since: The first window, by its place; -1 where only a check within a window has found it.
         until: The last window with it as a root cause.
         severity: The highest in these windows.
@@ -69,6 +70,7 @@ class Occurrence:
     last_epoch: int
     root: bool = True
     over: bool = False
+    back: bool = False
     since: int = -1
     until: int = -1
     severity: str = "info"
@@ -79,7 +81,7 @@ class Occurrence:
         """Enter a window by its place: the root causes of this kind in it, and the alerts of all monitors."""
         if self.since < 0:
             self.since, self.first = at, _leader(roots)
-        self.until, names = at, {root.name for root in roots}
+        self.until, self.over, self.back, names = at, False, self.back or self.over, {root.name for root in roots}
         self.severity = max(self.severity, *(root.severity for root in roots), key=SEVERITIES.index)
         self.sites.update(dict.fromkeys(site for root in roots for site in (root.site, *root.also)))
         self.consequences.update(dict.fromkeys(name for root in roots for name in root.consequences))
@@ -92,7 +94,8 @@ class AlertBook:
 
     An alert counts if its rule found it in ``times`` of the last ``of`` windows. What counts is one problem per kind, whatever the
     site: the layer at which gradients pass a limit moves from window to window. The first alert of a kind is passed on when it
-    appears, and again only if it becomes more severe; it lasts, and is over after :data:`REARM` windows without the kind.
+    appears, and again only if it becomes more severe; it lasts, and is over after :data:`REARM` windows without the kind. A fact
+    about a window that is found again at the same site goes on.
 
     Args:
         unit: What numbers the windows: ``epoch``, or ``step`` where they are shorter.
@@ -140,9 +143,13 @@ class AlertBook:
         return [occurrence for known in self.problems.values() for occurrence in known if occurrence.over or not occurrence.root]
 
     def _open(self, alert: Alert) -> Occurrence | None:
-        """The problem that lasts and that an alert belongs to."""
+        """The problem that lasts and that an alert belongs to; or that is over, if it is a fact at the same site."""
         known = self.problems.get(_key(alert))
-        return known[-1] if known and not known[-1].over else None
+        again = (kind_of(alert.kind).states, kind_of(alert.kind).about) == (
+            "fact",
+            "window",
+        )  # a number at its limit comes and goes
+        return known[-1] if known and (not known[-1].over or (again and known[-1].passed_on.site == alert.site)) else None
 
     # Found, and confirmed.
 
@@ -251,7 +258,7 @@ class AlertBook:
             occurrence.root = key in groups
             if key[0] in kinds or occurrence.passed_on.name in {alert.cause for alert in (*alerts, *others)}:
                 occurrence.number, occurrence.last_epoch = self.windows, max(alert.epoch for alert in (*alerts, *others))
-            elif self.windows - occurrence.number >= REARM:
+            elif self.windows - occurrence.number >= REARM and not occurrence.back:
                 occurrence.over = True
                 self.cleared.append(occurrence)
         return new

@@ -53,6 +53,27 @@ def test_what_is_over_is_reported_once_with_its_epochs() -> None:
     assert cleared == [[], [], [], [], [("a", 0, 2)], [], []]  # by the site at which it began
 
 
+@pytest.mark.parametrize(
+    ("kind", "sites", "new", "ended"),
+    [
+        ("validation_shift", ["a", "", "", "a", "", "", "a"], [0], [2]),  # a fact whose number is near its limit: it is not over
+        ("validation_shift", ["a", "", "", "b", "", ""], [0, 3], [2, 5]),  # elsewhere
+        ("dead", ["a", "", "", "a", "", ""], [0, 3], [2, 5]),  # a symptom has come back
+        ("loss_nonfinite", ["a", "", "", "a"], [0, 3], [2]),  # and a loss has become NaN again
+    ],
+)
+def test_a_fact_that_comes_and_goes_is_passed_on_once(kind: str, sites: list[str], new: list[int], ended: list[int]) -> None:
+    book, found, over = AlertBook(), list[int](), list[int]()
+    for epoch, site in enumerate(sites):
+        alerts = book.grouped([replace(alert(site, epoch), kind=kind)] if site else [])
+        found += [epoch] * len(book.new_alerts(alerts))
+        over += [epoch] * len(book.cleared)
+        book, before = AlertBook(), book
+        book.load_state_dict(json.loads(json.dumps(before.state_dict())))  # and over a resume
+    assert (found, over) == (new, ended)
+    assert [one.kind for one in book.open] == [kind] * (sites[-1] != "")
+
+
 def test_a_problem_has_one_beginning_though_its_site_moves() -> None:
     book = AlertBook()
     for epoch, site in enumerate("aabc"):

@@ -168,8 +168,7 @@ def bad_batch(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         ),
         (rate is not None and bool(rate.began) and rate.lr > 1.5 * (rate.began or 0.0), EXCLUDES, "the learning rate had risen"),
     )
-    what = f"batch {alert.batch} of epoch {alert.epoch}"
-    named = f" ({alert.of_samples.rstrip('.')})" if alert.samples else ""
+    what, named = f"batch {alert.batch} of epoch {alert.epoch}", f" ({alert.of_samples.rstrip('.')})" if alert.samples else ""
     return f"B{what[1:]} is unlike the others{named}.", [Remedy("check", f"the samples of {what}", effect="no such step")]
 
 
@@ -181,8 +180,11 @@ def changed_between_steps(alert: Alert, facts: Facts, found: CauseEvidence) -> J
     if now is None or then is None or setup is None or not (now.weight_norm and then.weight_norm and now.update_ratio_max):
         return None
     grown, most = now.weight_norm / then.weight_norm, now.update_ratio_max
-    text = f"it grew {grown:.3g} times, which {setup.steps} steps of at most {percent(most)} of its size cannot do"
-    found.add(math.log(grown) > setup.steps * math.log1p(2 * most), PROOF, text)  # not every step was measured
+    found.add(
+        math.log(grown) > setup.steps * math.log1p(2 * most),  # not every step was measured
+        PROOF,
+        f"it grew {grown:.3g} times, which {setup.steps} steps of at most {percent(most)} of its size cannot do",
+    )
     return f"Something other than the optimizer makes {alert.site} grow.", [
         Remedy("remove", f"what multiplies or sets {alert.site} between steps", effect="a norm that stays", steps=SOON)
     ]
