@@ -84,11 +84,11 @@ class FoundKind:
         return max(self.decisive.values(), default=0.0)
 
     @property
-    def order(self) -> tuple[bool, bool, int, int, bool, Moment]:
+    def order(self) -> tuple[bool, bool, int, bool, int, Moment]:
         """A sort key: what explains others comes first. Of what is not finite it is what was first."""
         unknown = not self.decisive and self.kind.about != "nonfinite"
         place = STATES.index(self.kind.states)
-        return not self.leads, not self.serious, place, gravity(self.alert.severity), unknown, self.moment
+        return not self.leads, not self.serious, place, unknown, gravity(self.alert.severity), self.moment
 
 
 class Judged(NamedTuple):
@@ -199,25 +199,27 @@ def _explains(head: FoundKind, effect: FoundKind) -> bool:
     """Whether one problem explains another: they share a cause that much speaks for, or the second came of what spreads."""
     if head.serious < effect.serious or head.kind.name == effect.kind.name:
         return False
-    if head.decisive.keys() & effect.decisive.keys():
-        return True  # one cause, one problem
-    if head.lasts and head.first.began > effect.alert.began:
-        return False
-    if head.kind.about == effect.kind.about == "nonfinite":
+    later = head.lasts and head.first.began > effect.alert.began
+    if head.kind.about == effect.kind.about == "nonfinite" and not later:
         return True
-    if head.lasts and effect.kind.about == "nonfinite" and effect.decisive.keys() & {one.name for one in head.kind.causes}:
+    if (head.lasts and not later and effect.kind.about == "nonfinite") and effect.decisive.keys() & {
+        one.name for one in head.kind.causes
+    }:
         return True  # what grew from step to step has overflowed
     if head.lasts and effect.kind.states == "fact" and head.kind.states != "fact":
         return False  # it says more than the symptom that was passed on
+    if head.decisive.keys() & effect.decisive.keys():
+        return True  # one cause, one problem
+    if later:
+        return False
     if _ends_in(head, effect):
         return True
     if head.lasts and gravity(effect.alert.severity) < gravity(head.alert.severity):
         return False  # what is graver than what was passed on is passed on itself
     if not effect.decisive and head.decisive.keys() & {one.name for one in effect.kind.causes}:
         return True
-    event = effect.kind.about == "batch" and effect.kind.states == "symptom" and head.kind.about == "window"
-    adopts = not head.decisive and effect.decisive.keys() & {one.name for one in head.kind.causes}
-    if (head.lasts and effect.decisive) or (event and not adopts):
+    event = effect.kind.about == "batch" and effect.kind.states == "symptom"
+    if (head.lasts and effect.decisive) or (event and head.kind.about == "window"):
         return False
     if effect.kind.states == "outcome" and not effect.decisive:
         return head.kind.states != "own"
