@@ -36,7 +36,9 @@ def test_there_are_blocks_to_run() -> None:
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From top to bottom, as a reader would type them."""
     if page.stem in ("accelerate", "huggingface_trainer"):
-        pytest.importorskip("accelerate")
+        state = pytest.importorskip("accelerate").state  # one for the process, which other tests may have set
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
     for block in BLOCKS[page]:
