@@ -84,11 +84,11 @@ class FoundKind:
         return max(self.decisive.values(), default=0.0)
 
     @property
-    def order(self) -> tuple[bool, bool, int, bool, int, Moment]:
+    def order(self) -> tuple[bool, bool, int, int, bool, Moment]:
         """A sort key: what explains others comes first. Of what is not finite it is what was first."""
         unknown = not self.decisive and self.kind.about != "nonfinite"
         place = STATES.index(self.kind.states)
-        return not self.leads, not self.serious, place, unknown, gravity(self.alert.severity), self.moment
+        return not self.leads, not self.serious, place, gravity(self.alert.severity), unknown, self.moment
 
 
 class Judged(NamedTuple):
