@@ -144,12 +144,9 @@ class AlertBook:
 
     def _open(self, alert: Alert) -> Occurrence | None:
         """The problem that lasts and that an alert belongs to; or that is over, if it is a fact at the same site."""
-        known = self.problems.get(_key(alert))
-        again = (kind_of(alert.kind).states, kind_of(alert.kind).about) == (
-            "fact",
-            "window",
-        )  # a number at its limit comes and goes
-        return known[-1] if known and (not known[-1].over or (again and known[-1].passed_on.site == alert.site)) else None
+        known, kind = self.problems.get(_key(alert)), kind_of(alert.kind)
+        returns = kind.states == "fact" and kind.about == "window"  # its number comes and goes around a limit
+        return known[-1] if known and (not known[-1].over or (returns and known[-1].passed_on.site == alert.site)) else None
 
     # Found, and confirmed.
 
@@ -253,10 +250,10 @@ class AlertBook:
                 self.problems[key] = self.problems.pop(key)
             known[-1].add(at, group, [*alerts, *others])
         self.of_epoch.update({(alert.kind, alert.site): alert for alert in alerts})
-        self.cleared = []
+        self.cleared, causes = [], {alert.cause for alert in (*alerts, *others)}
         for key, occurrence in self.lasting:
             occurrence.root = key in groups
-            if key[0] in kinds or occurrence.passed_on.name in {alert.cause for alert in (*alerts, *others)}:
+            if key[0] in kinds or occurrence.passed_on.name in causes:
                 occurrence.number, occurrence.last_epoch = self.windows, max(alert.epoch for alert in (*alerts, *others))
             elif self.windows - occurrence.number >= REARM and not occurrence.back:
                 occurrence.over = True

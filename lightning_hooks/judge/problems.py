@@ -200,12 +200,9 @@ def _explains(head: FoundKind, effect: FoundKind) -> bool:
     if head.serious < effect.serious or head.kind.name == effect.kind.name:
         return False
     later = head.lasts and head.first.began > effect.alert.began
-    if head.kind.about == effect.kind.about == "nonfinite" and not later:
+    grew = head.lasts and bool(effect.decisive.keys() & {one.name for one in head.kind.causes})  # from step to step
+    if effect.kind.about == "nonfinite" and not later and (head.kind.about == "nonfinite" or grew):
         return True
-    if (head.lasts and not later and effect.kind.about == "nonfinite") and effect.decisive.keys() & {
-        one.name for one in head.kind.causes
-    }:
-        return True  # what grew from step to step has overflowed
     if head.lasts and effect.kind.states == "fact" and head.kind.states != "fact":
         return False  # it says more than the symptom that was passed on
     if head.decisive.keys() & effect.decisive.keys():

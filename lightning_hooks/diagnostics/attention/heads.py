@@ -151,9 +151,8 @@ def written_out_heads(logits: Tensor, heads: int = 1) -> Tensor:
     known = top.nan_to_num(0.0, math.inf, 0.0)
     hidden = (keys == 0) & (known < 0)
     spread = torch.where(hidden, known, -math.inf).amax() - torch.where(hidden, known, math.inf).amin()
-    diverged = (
-        torch.maximum(torch.where(hidden, 0.0, known).abs().amax(), spread) > DIVERGED
-    )  # large negative logits are no mask then
+    # Then a row of large negative logits is no mask.
+    diverged = torch.maximum(torch.where(hidden, 0.0, known).abs().amax(), spread) > DIVERGED
     return _summary(rows, torch.where(diverged, keys.clamp(min=1), keys), top, torch.isfinite(top))
 
 

@@ -25,7 +25,7 @@ from lightning_hooks.diagnostics.causes.facts import Facts
 
 _ALIKE = ("constant", "representation_collapse", "vanishing", "no_progress")
 
-FEW_STEPS = 100  # up to which a training may not have left the best constant answer yet
+FEW_STEPS = 100  # before which a training may not have left the best constant answer yet
 LEAP = 3.0  # how many times as large as in earlier windows the inputs of one with an unusual batch are
 
 
@@ -182,10 +182,9 @@ def nothing_repels(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 def unrelated_targets(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The targets do not follow from what the model is given."""
     over, (first, alike) = facts.flow.over_constant, _first_layer(facts)
-    ratios = (facts.usual_ratio(name, window) for name in facts.optimizers for window in facts.flow.windows)
     found.add_all(
         (0.97 < over < 1.15, SOME, f"the loss is {over:.3g} of that of the best constant answer"),
-        (any(3e-4 < ratio < 0.1 for ratio in ratios), SOME, "steps are of a usual size"),
+        (any(facts.largest_ratio(name, below=0.1) > 3e-4 for name in facts.optimizers), SOME, "steps are of a usual size"),
         (alert.severity == "info", EXCLUDES, "it may begin to learn"),
         (facts.flow.step < FEW_STEPS, AGAINST, f"it has taken no more than {facts.flow.step} steps"),
         (alike < 1e-2, AGAINST, f"samples are almost the same at {first}"),

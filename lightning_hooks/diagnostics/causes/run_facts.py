@@ -93,7 +93,7 @@ def measured(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, TensorFacts]
         flat = flat[:: -(-flat.numel() // MOST_ELEMENTS)].float()
         low, high = torch.aminmax(flat)
         bad = (flat - flat).count_nonzero().float()  # NaN - NaN is no zero
-        rows.append(torch.stack([flat.mean(), low, high, bad, flat.square().mean().sqrt()]))
+        rows.append(torch.stack([flat.mean(), low, high, bad, flat.norm() / flat.numel() ** 0.5]))
         names.append(clean_name(name))
         sizes.append(flat.numel())
     values = torch.stack([row.to(rows[0].device) for row in rows]).tolist() if rows else []

@@ -46,7 +46,7 @@ class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")
     min_steps: ClassVar[int] = 40  # optimizer steps that there must be
     begun: ClassVar[float] = 0.1  # share of the planned steps before which it is an info
     stays: ClassVar[float] = 0.5
-    long: ClassVar[int] = 100  # the fewest steps for that
+    long: ClassVar[int] = data.FEW_STEPS  # the fewest steps for that
     behind: ClassVar[float] = 1.5
     late: ClassVar[float] = 0.75  # share of the planned steps from which on to be no better than that answer is enough
 

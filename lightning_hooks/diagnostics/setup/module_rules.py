@@ -13,6 +13,7 @@ from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent,
 from lightning_hooks.diagnostics.causes import code, rates
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.reports import GradientFlowReport, had_gradient
+from lightning_hooks.diagnostics.setup.outside import ROUNDING
 from lightning_hooks.hooks.selection import outwards
 from lightning_hooks.trackers.console import shared_prefix, some
 
@@ -165,7 +166,7 @@ class SetBack(Rule, kind="set_outside"):
         found, still = report.model_setup.weights_returned, report.model_setup.weights_still
         updates = [report.parameters[name] for name in still if name in report.parameters]
         lost = max((max(stats.zero_fraction, stats.lost_fraction or 0.0) for stats in updates), default=1.0)  # of the elements
-        held = lost < HALF and all((stats.update_ratio or 0.0) > 1e-5 for stats in updates)  # or it is rounding
+        held = lost < HALF and all((stats.update_ratio or 0.0) > ROUNDING for stats in updates)
         if held or found >= self.returns:
             yield self.alert(
                 report, THE_MODEL, float(max(found, held * self.returns)), float(self.returns), "warning",
@@ -261,9 +262,8 @@ KINDS = (
     Kind(
         "eval_mode", "Training in eval mode", group="Set-up", states="fact", measures="nothing",
         causes=(
-            code.fact(
-                "left_in_eval_mode", "a part that trains is in eval mode", "call", "train() of {site}", code="{code}.train()"
-            ),
+            code.fact("left_in_eval_mode", "a part that trains is in eval mode", "call", "train() of {site}",
+                code="{code}.train()"),
         ),
         meaning="Dropout, batch norm or spectral norm is in eval mode while the part of the model around it trains. Dropout drops "
         "nothing, batch norm uses its running statistics and does not update them, and spectral norm does not follow its weight.",
