@@ -49,7 +49,8 @@ def test_a_weight_that_is_nan_at_the_start_is_the_cause(kind: Any) -> None:
     trainer([monitor]).fit(module, loader())
     (alert,) = [alert for alert in monitor.alerts if alert.severity != "info"]
     assert (alert.kind, alert.site, alert.since_step, alert.severity) == ("nonfinite", "net.2.weight", 0, "critical")
-    assert alert.message.startswith("1 of its 256 numbers has been NaN or infinite since before the first step, the first at [3, 5].")
+    since = "1 of its 256 numbers has been NaN or infinite since before the first step"
+    assert alert.message.startswith(f"{since}, the first at [3, 5].")
     assert alert.advice[0].startswith("Initialise net.2.weight again")
 
 
