@@ -187,6 +187,7 @@ def test_a_loss_that_was_at_the_level_of_a_constant_for_half_of_the_training() -
         assert not found(levels)
     assert not found((1.02, 1.02), begun=200)  # for less than half of the training
     assert not found((1.02, 1.02), begun=49, every=49)  # a short one
+    assert not found((1.02, 1.02), loss_sign=1)  # nothing is added: it is the distance that falls, steadily
 
 
 @pytest.mark.parametrize(

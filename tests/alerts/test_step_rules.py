@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from lightning_hooks.alerts import ClipReport, Discarded, Diverging, NonfiniteSteps, NotZeroed, Spike, WastedClip
-from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, clip_stats
+from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, clip_stats, tally
 from lightning_hooks.clipping.watch import StepEvents
 
 QUIET = StepEvents(
@@ -102,3 +103,13 @@ def test_gradients_that_are_thrown_away(steps: int, lost: int, optimizers: int, 
     stats = {name: clip_stats([float(steps), *[0.0] * (N_CLIP_COLUMNS - 1)], []) for name in names}
     given = ClipReport(0, 40, stats, events=dict.fromkeys(names, replace(QUIET, discarded_batches=lost)))
     assert [(alert.kind, alert.value) for alert in Discarded()(given)] == [("not_zeroed", value) for value in found]
+
+
+@pytest.mark.parametrize(("steps", "before", "after", "found"), [(4, 2.0, 0.0, True), (4, 0.0, 0.0, False), (4, 2.0, 1e-9, False)])
+def test_gradients_that_are_zeroed_before_the_step(steps: int, before: float, after: float, found: bool) -> None:
+    """Norms before and after clipping; the other optimizer's are as they should be."""
+    norms = torch.full((steps, 1), before), torch.full((steps, 1), after), torch.ones(steps, dtype=torch.bool)
+    stats = {"0-SGD": clip_stats(tally(*norms).tolist(), ["a"]), "1-Adam": clip_stats(tally(norms[0], *norms[::2]).tolist(), ["a"])}
+    alerts = [*Discarded()(ClipReport(0, 40, stats, events=dict.fromkeys(stats, QUIET)))]
+    assert [(alert.site, alert.value) for alert in alerts] == [("0-SGD", 1.0)] * found
+    assert all("of 4 of 4 batches" in alert.message and "zeroed between backward and the step" in alert.message for alert in alerts)

@@ -69,6 +69,8 @@ def test_same_targets(report: FeatureReport, history: list[FeatureReport], found
             "5.1% of the numbers of its input are above 0 (limit 5%), where logarithms of probabilities never are.",
         ),
         ("Kullback-Leibler divergence", 50, None),
+        ("ctc_loss", 51, "5.1% of the numbers of its input are above 0 (limit 5%), where logarithms of probabilities never are."),
+        ("ctc_loss", 50, None),
         ("sigmoid", 50, None),
         ("", 0, None),
     ],

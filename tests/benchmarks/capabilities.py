@@ -107,7 +107,7 @@ CAPABILITIES: dict[str, Capability] = {
     "first-weights": Capability(
         "first weights (once)",
         [(setup_checks, "first_weights")],
-        [(setup_checks, "first_weights", lambda model: FirstWeights({}, ()))],
+        [(setup_checks, "first_weights", lambda model: FirstWeights({}))],
         once=True,
     ),
 }

@@ -135,3 +135,24 @@ def test_labels_that_are_the_tokens(certain: float, shift: int, ignored: int, fo
     if found:
         assert "tokens that the model is given, at the same positions, in all 4 batches" in alerts[0].message
         assert "tokens[:, 1:]" in alerts[0].advice[0]
+
+
+class Decoder(nn.Module):
+    """It is given other tokens first, and then those to go on from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.copies = nn.Embedding(20, 20), Copies(5.0)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.copies(tokens[:, 1]) + 0 * self.source(tokens[:, 0]).flatten(0, 1)
+        return found
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_labels_that_are_the_tokens_of_a_decoder(shift: int) -> None:
+    torch.manual_seed(0)
+    tokens = [torch.randint(20, (4, 2, 12)) for _ in range(10)]
+    report, alerts = trained(Decoder(), [(rows, rows[:, 1].roll(-shift, 1)) for rows in tokens], of_tokens)
+    assert [copies.as_tokens for copies in report.copies.values()] == [4] * (shift == 0)
+    assert [alert.kind for alert in alerts] == ["target_leak"] * (shift == 0)

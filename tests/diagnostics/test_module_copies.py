@@ -16,6 +16,7 @@ from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.setup.checks import ModelSetup
 from lightning_hooks.diagnostics.setup.module_rules import CopyFollows
 from lightning_hooks.diagnostics.setup.outside import CopyStats
+from lightning_hooks.diagnostics.setup.parameters import copies_in
 from lightning_hooks.judge.diagnosis import with_causes
 from tests.support.judged import judged
 
@@ -68,6 +69,27 @@ def test_a_copy_that_nothing_updates(frozen: bool) -> None:
     (alert,) = alerts_of(net, [*net.policy.parameters()], nothing)
     assert alert.severity == "info"
     assert alert.message.startswith("it has the weights that policy had when training started, and policy has changed since")
+
+
+@pytest.mark.parametrize(
+    ("how", "planned", "step", "severity"),
+    [("drawn", 100, 50, "warning"), ("drawn", 100, 49, "info"), ("drawn", None, 50, "info"), ("zeros", 100, 50, "info"),
+     ("", 100, 50, "info")],
+)  # fmt: skip
+def test_a_copy_with_random_weights_that_stands_still_is_a_warning(how: str, planned: int | None, step: int, severity: str) -> None:
+    """What was trained before may be a reference; what is random is to follow."""
+    setup = ModelSetup(copies={"teacher": CopyStats("student", 0.2, changed=False)}, made={"teacher.0": how, "teachers": "drawn"})
+    (alert,) = judged(CopyFollows(), GradientFlowReport(0, step, {}, {}, 1.0, planned_steps=planned, model_setup=setup))
+    assert alert.severity == severity
+    assert ("the random weights" in alert.message) is (how == "drawn")
+
+
+def test_a_copy_that_an_optimizer_holds_and_that_is_frozen_is_one() -> None:
+    torch.manual_seed(0)
+    net = Learner()
+    net.target.requires_grad_(False)
+    assert len(alerts_of(net, [*net.parameters()], nothing)) == 1
+    assert copies_in(net.requires_grad_(True), [torch.optim.SGD(net.parameters(), 0.1)]) == {}
 
 
 Update = Callable[[Learner, int], None]

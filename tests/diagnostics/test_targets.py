@@ -6,9 +6,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from lightning_hooks import watch
 from lightning_hooks.diagnostics.loss_inputs.targets import (
+    BLANK,
     BOUNDS,
     KL_DIVERGENCE,
     VARIED,
@@ -132,3 +135,39 @@ def test_tables_merge() -> None:
     assert stats_of(back, 1).calls == 5
     back.reset()
     assert not back.pack().any()
+
+
+class Aligned(nn.Module):
+    """It puts out logits, or their logarithms of probabilities, for each place of a sequence."""
+
+    def __init__(self, logarithms: bool) -> None:
+        super().__init__()
+        self.layer, self.logarithms = nn.Linear(8, 6), logarithms
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.layer(inputs)
+        return logits.log_softmax(-1) if self.logarithms else logits
+
+
+@pytest.mark.parametrize(("logarithms", "blanks"), [(True, 0), (True, 3), (False, 0), (False, 3)])
+def test_what_an_alignment_is_given(logarithms: bool, blanks: int) -> None:
+    """The numbers above 0 of the input count, where there are any; else the labels that are the blank."""
+    torch.manual_seed(0)
+    model, inputs, labels = nn.Sequential(Aligned(logarithms)), torch.randn(5, 4, 8), torch.ones(4, 2, dtype=torch.int64)
+    labels.view(-1)[:blanks] = 0
+    optimizer, above = torch.optim.SGD(model.parameters(), lr=0.01), 0
+    with watch(model, optimizer, every_n_steps=1, summary=False) as monitor:
+        for _ in range(3):
+            optimizer.zero_grad()
+            given = model(inputs)
+            loss = F.ctc_loss(given, labels, torch.full((4,), 5), torch.full((4,), 2))
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss)
+            above += sum(value > 0 for value in given.flatten().tolist())
+        monitor.end_window()
+        assert monitor.features is not None
+        (stats,) = monitor.features.targets.values()
+        alerts = [(alert.kind, alert.causes[0].name) for alert in monitor.alerts if alert.kind == "output_range"]
+    assert (stats.bounded, stats.outside, stats.bound) == ((24, 3 * blanks, BLANK) if logarithms else (360, above, "ctc_loss"))
+    assert alerts == [("output_range", "no_logarithms")] * (not logarithms)  # few labels are not judged

@@ -256,6 +256,9 @@ def fact(
 WRONG_DIMENSION = fact("wrong_dimension", "a softmax is along the wrong dimension", "set", "{site}.dim", "-1", "softmax(x, dim=-1)")
 NO_LOGITS = fact("no_logits", "the loss is given something other than logits", "replace", "what {site} is given",
                  "the output of the last linear layer", at="cross_entropy")  # fmt: skip
+NO_LOGARITHMS = fact("no_logarithms", "the loss is given no logarithms of probabilities", "replace", "what {site} is given",
+                     "its log_softmax", "x.log_softmax(-1)", strength=PROOF,
+                     advice="Give it the log_softmax of the logits")  # fmt: skip
 BLANK_LABEL = fact("blank_label", "a label is the blank of the alignment", "replace", "the labels of {site} that are its blank",
                    "labels from 1 on, with one more class", "targets + 1", strength=PROOF,
                    advice="Add 1 to the labels, and a class to the outputs")  # fmt: skip

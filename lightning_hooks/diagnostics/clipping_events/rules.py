@@ -139,10 +139,10 @@ class NotZeroed(Rule, kind="not_zeroed"):
 
 
 class Discarded(Rule, kind="not_zeroed"):
-    """Batches whose gradients are zeroed before a step uses them: an accumulation that keeps only the last of them.
+    """Batches whose gradients are zeroed before a step uses them: all of them, or all but the last ones of an accumulation.
 
-    Where there are several optimizers, as in a GAN, one throws away what the loss of the other leaves behind: such a training is
-    not judged. Several backward passes of one batch do not count.
+    Where there are several optimizers, as in a GAN, one throws away what the loss of the other leaves behind: there only steps
+    that find nothing but zeros count. Several backward passes of one batch do not count.
     """
 
     share: ClassVar[float] = 0.4  # share of the batches, in [0, 1]
@@ -150,12 +150,15 @@ class Discarded(Rule, kind="not_zeroed"):
 
     def __call__(self, report: ClipReport) -> Alerts:
         for site, events in report.events.items():
-            lost, batches = events.discarded_batches, events.discarded_batches + report.optimizers[site].steps
-            if lost >= self.min_batches and lost >= self.share * batches and len(report.events) == 1:
+            stats = report.optimizers[site]
+            zeroed, batches = stats.norm_after_max == 0 < stats.norm_before, events.discarded_batches + stats.steps
+            lost, least = (events.discarded_batches, batches)[zeroed], (self.min_batches, NotZeroed.threshold)[zeroed]
+            if lost >= max(least, self.share * batches) and (zeroed or len(report.events) == 1):
+                when = ("before the next batch, without a step", "between backward and the step")[zeroed]
                 yield self.alert(
                     report, site, lost / batches, self.share, "warning",
                     f"the gradients of {lost} of {batches} batches ({percent(lost / batches)}, limit {percent(self.share)}) "
-                    "were zeroed before the next batch, without a step: nothing was learned from these batches.",
+                    f"were zeroed {when}: nothing was learned from these batches.",
                     advice=("Call optimizer.zero_grad() only after optimizer.step()",),
                 )  # fmt: skip
 
@@ -225,10 +228,11 @@ KINDS = (
                 "optimizer.zero_grad() once after each step", code="optimizer.zero_grad()"),
         ),
         meaning="Gradients were not set to zero between two steps, so that each step follows the sum of all gradients so far; or "
-        "they were set to zero before each batch of an accumulation, so that all but the last are thrown away.",
+        "they were set to zero before the step, or before each batch of an accumulation, and are thrown away.",
         formula="alert if gradients were not zeroed before {NotZeroed.threshold} or more steps of the epoch\n"
         "or if those of at least {Discarded.share} of the batches, and {Discarded.min_batches}, were zeroed without a step,\n"
-        "      under manual optimisation with one optimizer",
+        "      under manual optimisation with one optimizer\n"
+        "or if all were above 0 after backward, and are 0 at each step",
         advice=("Call optimizer.zero_grad() after each step",),
     ),
     Kind(

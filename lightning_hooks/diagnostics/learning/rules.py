@@ -61,6 +61,7 @@ class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")
         constant = min(constant, latest)  # it may have fallen within the window
         change, error = loss.change(self.min_steps) or (math.inf, 0.0)
         still = abs(change) + error < self.still and change >= -error  # it does not fall, however slowly
+        falls = change < -2 * error and report.loss_sign != 0  # with nothing added to it
         steps, level = self._at_constant(report.windows)
         behind, planned = _over_constant(report), report.planned_steps or math.inf
         limit = f"of that of the best constant answer (limit {self.over_constant:g})"
@@ -71,7 +72,7 @@ class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")
                 report, SITE, constant, self.over_constant, graded(begun),
                 f"the loss is {constant:.3g} {limit} and stands still.",
             )  # fmt: skip
-        elif steps >= max(self.long, self.stays * report.step) and self.over_constant < level < 1 + self.still:
+        elif steps >= max(self.long, self.stays * report.step) and self.over_constant < level < 1 + self.still and not falls:
             yield self.alert(
                 report, SITE, level, self.over_constant, graded(begun),
                 f"the loss is {level:.3g} {limit}, and has been for {steps} of {report.step} steps.",
@@ -262,7 +263,7 @@ KINDS = (
         causes=(
             wiring.frozen_by_mistake, wiring.wrong_axis, wiring.positions_by_sample, inverted_mask, wiring.detached_state,
             wiring.cut_gradients, data.destroyed_inputs, data.large_inputs, data.unrelated_targets, code.activation_before_loss,
-            rates.rate_too_low, *steps.STEP_SIZE,
+            weights.large_start, rates.rate_too_low, *steps.STEP_SIZE,
         ),
         meaning="The loss stands still at that of the best constant answer; or steps lower the loss of their own batches, and that "
         "of new ones stands still from the start.",
@@ -270,7 +271,7 @@ KINDS = (
         "alert after {NoProgress.min_steps} steps if {NoProgress.over_constant} < over_constant < 1 + {NoProgress.still}\n"
         "      and |change| + 2 standard errors < {NoProgress.still}, unless it falls by more than these\n"
         "      or if it was there for {NoProgress.stays} of the steps so far, {NoProgress.long} at least, in two windows and "
-        "more, and did not fall in the last\n"
+        "more, and did not fall\n      in the last (by more than 4 standard errors, if nothing is added to it)\n"
         "      or if the median of the last 32 losses > {NoProgress.behind} * that of the best constant answer when half of the "
         "planned\n      steps are taken, or > {NoProgress.over_constant} times when {NoProgress.late} of them are, at least "
         "{NoProgress.long}, and it falls by less than {NoProgress.still};\n      and nothing is added to it\n"

@@ -20,6 +20,7 @@ from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, row_dtype
 FEWEST_SAMPLES = 8  # with fewer samples in a batch a column may be as the target by chance
 ROUNDING = 1e-6  # how far the squared correlation with a column may be below 1
 MOST_COLUMNS = 1024  # inputs of more numbers a sample are not searched
+MOST_TOKENS = 4  # inputs of tokens that are kept, as of an encoder and of a decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class TargetCopyTable(CallTable):
     """Compares the target of each loss with what the first modules are given, data and tokens.
 
     Attributes:
-        held: What they are given in the batch under way: ``table`` and ``tokens``, each with the module's place.
+        held: What they are given in the batch under way, each with the module's place: one ``table``, and tokens.
     """
 
     columns = CopyColumn
@@ -76,26 +77,27 @@ class TargetCopyTable(CallTable):
     def given(self, site: int, args: Sequence[Any]) -> None:
         """Keep what the first module is given that holds data: numbers without a gradient, a few of each sample, or tokens."""
         value = args[0] if args else None
-        if len(self.held) == 2 or not in_memory(value) or value.requires_grad or value.dim() < 2:
+        if not in_memory(value) or value.requires_grad or value.dim() < 2:
             return
         if value.is_floating_point():
             if "table" not in self.held and is_table(value):
                 self.held["table"] = site, value
-        elif value.dtype == torch.int64 and value.dim() == 2:
-            self.held.setdefault("tokens", (site, value))
+        elif value.dtype == torch.int64 and value.dim() == 2 and len(self.held) <= MOST_TOKENS:
+            self.held.setdefault(f"tokens {value.data_ptr()} {value.numel()}", (site, value))
 
     def _record(self, call: FunctionalCall) -> None:
         given, index = call.arguments.get("target"), self.index_of(call)
         if index is None or not in_memory(given) or given.requires_grad:
             return
         target, ignored = plain_values(given), call.arguments.get("ignore_index", -100)
-        table, tokens = self.held.get("table"), self.held.get("tokens")
+        table = self.held.get("table")
+        tokens = [plain_values(own) for name, (_, own) in self.held.items() if name != "table" and own.numel() == target.numel()]
         if table is not None and target.numel() == len(table[1]) == len(target):
             self._count(index, CopyColumn.CALLS, target, *_in_column(plain_values(table[1]), target))
             row = self.host_row(index)
             row[CopyColumn.SITE] = max(row[CopyColumn.SITE], table[0] + 1)
-        elif tokens is not None and not target.is_floating_point() and target.numel() == tokens[1].numel():
-            self._count(index, CopyColumn.TOKEN_CALLS, target, *_as_tokens(plain_values(tokens[1]), target, ignored))
+        elif tokens and not target.is_floating_point():
+            self._count(index, CopyColumn.TOKEN_CALLS, target, *_as_tokens(tokens, target, ignored))
 
     def _count(self, index: int, column: CopyColumn, target: Tensor, varied: Tensor, copied: Tensor, place: Tensor) -> None:
         self.host_row(index)[CopyColumn.TARGETS] += target.numel()
@@ -130,9 +132,9 @@ def _in_column(table: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return varied, found, equal.to(torch.uint8).argmax() * found
 
 
-def _as_tokens(tokens: Tensor, target: Tensor, ignored: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Whether labels that count differ, whether they are the tokens, and 0; no host sync."""
-    labels, own = target.reshape(-1), tokens.reshape(-1).to(target.device)
+def _as_tokens(tokens: Sequence[Tensor], target: Tensor, ignored: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Whether labels that count differ, whether they are the tokens of one of several inputs, and 0; no host sync."""
+    labels, own = target.reshape(-1), torch.stack([given.reshape(-1).to(target.device) for given in tokens])
     counts = labels != ignored
     varied = (torch.where(counts, labels, -1).amax() != torch.where(counts, labels, labels.amax()).amin()) & counts.any()
-    return varied, varied & ((labels == own) | ~counts).all(), labels.new_zeros(())
+    return varied, varied & ((labels == own) | ~counts).all(1).any(), labels.new_zeros(())

@@ -8,12 +8,20 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.cause import PROOF, SOON, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.kinds import Kind, Severity
 from lightning_hooks.declare.rule import Alerts, Rule, percent, where
-from lightning_hooks.diagnostics.causes.code import BLANK_LABEL, LABELS_OF_ZERO, NO_LOGITS, VIEWED_CLASSES, activation_before_loss
+from lightning_hooks.diagnostics.causes.code import (
+    BLANK_LABEL,
+    LABELS_OF_ZERO,
+    NO_LOGARITHMS,
+    NO_LOGITS,
+    VIEWED_CLASSES,
+    activation_before_loss,
+)
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.wiring import compared_in_pairs
 from lightning_hooks.diagnostics.loss_inputs.predictions import CERTAIN, EDGE, FEWEST_LOGITS, MANY_ZEROS
 from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY, BLANK, KL_DIVERGENCE, SIGNS
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
+from lightning_hooks.hooks.functions import ALIGNED
 
 
 @possible_cause("set that column to 0, or take it out", "compare the logits with the tokens that follow")
@@ -164,11 +172,13 @@ class PairedTargets(Rule, kind="output_range"):
 class UnreachableTargets(Rule, kind="output_range"):
     """Targets that the function before the loss cannot put out: a sigmoid for prices, a tanh for scores up to 10.
 
-    A binary cross entropy has no lowest value for targets below 0 or above 1, and ``kl_div`` none where its input is above 0, as no
-    logarithm of a probability is. ``ctc_loss`` removes blanks from what outputs spell, so that no output spells one.
+    A binary cross entropy has no lowest value for targets below 0 or above 1, and ``kl_div`` and ``ctc_loss`` none where their
+    input is above 0, as no logarithm of a probability is. ``ctc_loss`` removes blanks from what outputs spell, so that no output
+    spells one.
 
     Attributes:
-        share: Share of the targets outside of its values, above which it counts; of ``kl_div`` that of its input above 0.
+        share: Share of the targets outside of its values, above which it counts; of ``kl_div`` and ``ctc_loss`` that of the input
+            above 0.
     """
 
     share: ClassVar[float] = 0.05
@@ -188,12 +198,12 @@ _BEYOND_A_FUNCTION: tuple[str, tuple[str, ...]] = (
     "{share} of its targets are {of.beyond} (limit {limit}; {of.bounded} were seen), and a {of.bound} comes right before it.",
     ("Remove the {of.bound} before the loss", "Scale the targets to the range of the outputs"),
 )
+_ABOVE_0 = "{share} of the numbers of its input are above 0 (limit {limit}), where logarithms of probabilities never are."
+_LOG_SOFTMAX = "Give it the log_softmax of the logits"
 # What bounds targets to the message and the advice where they are outside; of a function before the loss above.
 _UNREACHABLE: dict[str, tuple[str, tuple[str, ...]]] = {
-    KL_DIVERGENCE: (
-        "{share} of the numbers of its input are above 0 (limit {limit}), where logarithms of probabilities never are.",
-        ("Give kl_div the log_softmax of the logits", "Pass log_target=True if the target is a logarithm as well"),
-    ),
+    ALIGNED: (_ABOVE_0, (_LOG_SOFTMAX,)),
+    KL_DIVERGENCE: (_ABOVE_0, (_LOG_SOFTMAX, "Pass log_target=True if the target is a logarithm as well")),
     BLANK: (
         "{share} of its labels are the blank, which no label may be ({of.bounded} were seen).",
         ("Add 1 to the labels, and a class to the outputs", "Pass blank= with a class that is no label"),
@@ -280,13 +290,13 @@ KINDS = (
     ),
     Kind(
         "output_range", "A loss given what it does not expect", group="Loss", states="fact",
-        causes=(compared_in_pairs, VIEWED_CLASSES, BLANK_LABEL, LABELS_OF_ZERO, activation_before_loss, NO_LOGITS),
+        causes=(compared_in_pairs, VIEWED_CLASSES, BLANK_LABEL, LABELS_OF_ZERO, NO_LOGARITHMS, activation_before_loss, NO_LOGITS),
         meaning="`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a "
         "softmax itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or "
         "`mse_loss`, `l1_loss`, `smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes "
         "differ, or has targets that the sigmoid, softmax, tanh or ReLU before it cannot put out. Or `binary_cross_entropy` has "
-        "targets below 0 or above 1, or `kl_div` is given probabilities instead of their logarithms. Or labels of `ctc_loss` are "
-        "its blank, or those of a loss of pairs are 0 and not -1. Or the classes of `cross_entropy` are brought to its "
+        "targets below 0 or above 1, or `kl_div` or `ctc_loss` is given no logarithms of probabilities. Or labels of `ctc_loss` "
+        "are its blank, or those of a loss of pairs are 0 and not -1. Or the classes of `cross_entropy` are brought to its "
         "second dimension by a view. Or layers learn only as the target of such a loss.",
         formula="alert if {OutputRange.share} of the rows have no number below 0 and the sum 1    (probabilities)\n"
         "      or min(logits) = 0 < max(logits) and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
@@ -304,7 +314,7 @@ KINDS = (
         "or ReLU before it\n"
         "binary_cross_entropy, with logits or not: alert if more than {UnreachableTargets.share} of the targets are outside of 0 "
         "to 1\n"
-        "kl_div: alert if more than {UnreachableTargets.share} of the numbers of its input are above 0\n"
+        "kl_div, ctc_loss: alert if more than {UnreachableTargets.share} of the numbers of its input are above 0\n"
         "ctc_loss: alert if any of the labels is its blank\n"
         "cosine_embedding_loss, margin_ranking_loss, hinge_embedding_loss, soft_margin_loss: alert if more than "
         "{UnreachableTargets.share} of the targets are 0\n"

@@ -120,10 +120,10 @@ class TargetStats:
         constant: Those of them whose samples all had the same target, and the same as before, to the bit.
         bounded: Numbers of targets that were compared with an output with bounds, as a sigmoid's and a tanh's are; all numbers of
             those that a binary cross entropy takes; of ``kl_div`` those of its input, which are logarithms of probabilities; of
-            ``ctc_loss`` the labels, and of losses with signs for targets these.
-        outside: Those of them that such an output cannot come within a hundredth of; of ``kl_div`` those above 0; of ``ctc_loss``
-            the labels that are the blank; signs of 0.
-        bound: What bounds them: one of :data:`BOUNDS`; empty for nothing.
+            ``ctc_loss`` the labels, or the numbers of its input if one is above 0, and of losses with signs for targets these.
+        outside: Those of them that such an output cannot come within a hundredth of; of ``kl_div``, and of the input of
+            ``ctc_loss``, those above 0; of ``ctc_loss`` the labels that are the blank; signs of 0.
+        bound: What bounds them: one of :data:`BOUNDS`, or ``ctc_loss``; empty for nothing.
         same: Calls whose input is the same for all samples but for roundings, of four samples and two numbers each at least, though
             targets differ.
         weighted_down: Share of the columns whose positive targets are rare, and weigh less than half by ``pos_weight``.
@@ -160,6 +160,8 @@ class TargetColumn(Columns):
     SAME = SUM
     BOUNDED = SUM
     DOWN = SUM  # share of the columns, over calls
+    NUMBERS = SUM  # of the input of ``ctc_loss``
+    ABOVE = SUM  # of them above 0
     INPUTS = MAXIMUM
     TARGETS = MAXIMUM
     PAIRS = MAXIMUM
@@ -186,9 +188,12 @@ class LossTargets(CallTable):
     def _record(self, call: FunctionalCall) -> None:
         index, given, target = self.index_of(call), call.arguments.get("input"), call.arguments.get("target")
         if index is not None and call.function == ALIGNED:
-            labels, lengths = call.arguments.get("targets"), call.arguments.get("target_lengths")
+            labels, lengths, given = map(call.arguments.get, ("targets", "target_lengths", "log_probs"))
             if in_memory(labels) and labels.numel():
                 self.add_labels(index, labels, lengths, call.arguments.get("blank", 0))
+            if in_memory(given):
+                self.host_row(index)[TargetColumn.NUMBERS] += given.numel()
+                self.rows[index, TargetColumn.ABOVE] += (given > ROUNDING).sum().to(self.rows)
         elif index is not None and call.function in SIGNED:
             if in_memory(target) and target.numel():
                 self.host_row(index)[TargetColumn.CALLS] += 1
@@ -293,6 +298,8 @@ def weighted_down(weight: Any, target: Tensor) -> Tensor | None:
 
 def target_stats(row: Sequence[float]) -> TargetStats:
     """Name the numbers of a row."""
-    calls, paired, compared, constant, outside, same, bounded, _, inputs, targets, pairs, bound = map(int, row)
+    calls, paired, compared, constant, outside, same, bounded, _, numbers, above, inputs, targets, pairs, bound = map(int, row)
     bounds, down = ("", *BOUNDS)[bound], row[TargetColumn.DOWN] / calls
+    if above:
+        bounded, outside, bounds = numbers, above, ALIGNED
     return TargetStats(calls, paired, inputs, targets, pairs, compared, constant, bounded, outside, bounds, same, down)

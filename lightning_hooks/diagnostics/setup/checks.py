@@ -79,7 +79,8 @@ class ModelSetup:
             own names (``….weight_hh_l0``).
         one_sign_weights: Linear or convolution layer to the mean of its weights when training started, where all of them were above
             0, or all below.
-        untrained: Frozen linear or convolution layers that are as they were initialised.
+        made: Layer to how it was initialised, where its weights showed that when training started
+            (:class:`~lightning_hooks.diagnostics.setup.initial.FirstWeights`).
         unloaded: A frozen or slowly trained body that is as it was initialised; None for none.
         copies: Module that no optimizer holds, to how it follows the one that had the same weights when training started.
         weights_set: What something other than an optimizer set between steps, the last time in the window; None for nothing.
@@ -108,7 +109,7 @@ class ModelSetup:
     slowest_momentum: float = 1.0
     constant_weights: dict[str, float] = field(default_factory=dict)
     one_sign_weights: dict[str, float] = field(default_factory=dict)
-    untrained: tuple[str, ...] = ()
+    made: Mapping[str, str] = field(default_factory=dict)
     unloaded: Unloaded | None = None
     copies: dict[str, CopyStats] = field(default_factory=dict)
     weights_set: WeightsSet | None = None
@@ -247,7 +248,7 @@ class SetupChecks(Tables):
             slowest_momentum=self.modes.slowest_momentum(),
             constant_weights=still_alike(model, self._first.constant),
             one_sign_weights=dict(self._first.one_sign),
-            untrained=self._first.untrained,
+            made=self._first.made,
             unloaded=self._unloaded,
             copies=self.weights.copies,
             weights_set=self.weights.set,

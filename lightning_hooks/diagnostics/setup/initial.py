@@ -147,24 +147,22 @@ class FirstWeights(NamedTuple):
         constant: Layer to the one number, other than 0, that all its weights are; only layers with two outputs or more. So are
             the matrices of recurrent layers, by their own names (``….weight_hh_l0``).
         one_sign: Layer that trains to the mean of its weights, where all of them are above 0, or all below, and not one number.
-        untrained: Frozen layers that are as they were initialised: with a bias of exact zeros, or with weights and a bias that are
-            uniform between ±1 / sqrt(fan-in), PyTorch's default (``reset_parameters``).
-        made: Layer to whether it is as PyTorch initialises it, where its weights show that: norms with weights of 1 and biases of
-            0 are, too.
+        made: Layer to how it was initialised, where its weights show that: ``drawn``, uniform between ±1 / sqrt(fan-in) as its bias
+            is (PyTorch's default, ``reset_parameters``); ``zeros``, with a bias of exact zeros; ``ones``, a norm with weights of 1
+            and a bias of 0; empty if it is no longer so.
     """
 
     constant: dict[str, float]
-    untrained: tuple[str, ...]
     one_sign: Mapping[str, float] = MappingProxyType({})
-    made: Mapping[str, bool] = MappingProxyType({})
+    made: Mapping[str, str] = MappingProxyType({})
 
 
 def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
     """What stands out among the weights of linear and convolution layers of ``few`` numbers or more. One copy from the device."""
-    constant, one_sign, untrained = dict[str, float](), dict[str, float](), list[str]()
+    constant, one_sign = dict[str, float](), dict[str, float]()
     norms = _norms_of(model)
     limits = on_host([_summary(weight, bias) for weight, bias in norms.values()])
-    made = {name: low == high == 1 and not bias > 0 for name, (low, high, _, _, bias) in zip(norms, limits, strict=True)}
+    made = {name: "ones" * (low == high == 1 and not bias > 0) for name, (low, high, _, _, bias) in zip(norms, limits, strict=True)}
     matrices = _recurrent(model, few)
     bounds = zip(matrices, on_host([torch.stack(w.aminmax()).float() for w in matrices.values()]), strict=True)
     constant |= {name: low for name, (low, high) in bounds if low == high != 0}
@@ -179,11 +177,9 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
         bound = 1 / math.sqrt(weight.shape[1:].numel())
         spread = 2 / math.sqrt(weight.numel())  # four standard errors of the root mean square of a uniform distribution
         uniform = 0.9 * bound < max(high, -low) <= 1.001 * bound and abs(rms * math.sqrt(3) / bound - 1) < spread
-        if frozen and (bias == 0 or (uniform and bias <= 1.001 * bound)):
-            untrained.append(name)
         if uniform or not math.isnan(bias):
-            made[name] = bias == 0 or (uniform and not bias > 1.001 * bound)
-    return FirstWeights(constant, tuple(untrained), one_sign, made)
+            made[name] = "drawn" if uniform and not bias > 1.001 * bound else "zeros" * (bias == 0)
+    return FirstWeights(constant, one_sign, made)
 
 
 def still_alike(model: nn.Module, constant: Mapping[str, float], near: float = 0.3) -> dict[str, float]:

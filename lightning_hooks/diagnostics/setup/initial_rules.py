@@ -1,4 +1,4 @@
-"""Weights that a training starts from: of another size than those of similar layers, one number, or of one sign."""
+"""Weights that a training starts from: of another size than those of similar layers, one number, of one sign, or not loaded."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import statistics
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped
-from lightning_hooks.diagnostics.causes import data, weights
+from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent
+from lightning_hooks.diagnostics.causes import code, data, rates, weights
 from lightning_hooks.diagnostics.loss.rules import SITE
-from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport, had_gradient
 from lightning_hooks.diagnostics.setup.initial import TEXTBOOK, is_textbook
+from lightning_hooks.diagnostics.setup.module_rules import around
+from lightning_hooks.trackers.console import some
 
 
 class PoorInit(Rule, kind="poor_init"):
@@ -203,7 +205,23 @@ class FirstLossFar(Rule, kind="poor_init"):
             )  # fmt: skip
 
 
-__all__ = ["ConstantWeights", "FirstLossFar", "FirstLossHigh", "LargeLayers", "OneSignWeights", "PoorInit"]
+class NotLoaded(Rule, kind="not_loaded"):
+    """A body that is frozen, or trained slowly, as it is in fine-tuning, and that is as PyTorch initialised it."""
+
+    slow: ClassVar[float] = 0.02  # its rate over the head's, above which it is an info: so it is set in trainings from scratch
+
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        found = report.model_setup.unloaded
+        if found is not None and not any(had_gradient(report, f"{name}.weight") for name in found.layers if not found.rate):
+            how = f"have {percent(found.rate)} of the head's learning rate" if found.rate else "are frozen"
+            yield self.alert(
+                report, around(found.layers), float(len(found.layers)), 1.0, graded(found.rate <= self.slow),
+                f"{len(found.layers)} of {found.known} layers ({some(found.layers, 3)}) {how}, as if they were trained before, and "
+                "are as they were initialised: layers after them learn from random features.",
+            )  # fmt: skip
+
+
+__all__ = ["ConstantWeights", "FirstLossFar", "FirstLossHigh", "LargeLayers", "NotLoaded", "OneSignWeights", "PoorInit"]
 
 KINDS = (
     Kind(
@@ -234,5 +252,22 @@ KINDS = (
         "times on\n"
         "or if the loss at the start > {FirstLossFar.factor} * that of the best constant answer",
         advice=("Use the initialisation of the other layers",),
+    ),
+    Kind(
+        "not_loaded", "Weights that were not loaded", group="Set-up", states="fact", measures="number",
+        causes=(
+            code.fact("weights_not_loaded", "the weights of the body were not loaded", "replace",
+                "the names in what load_state_dict is given", "those of the model, without a prefix such as 'module.'",
+                "load_state_dict(weights, strict=True)"),
+            rates.group_too_fast,
+        ),
+        meaning="A part of the model is frozen, or learns far more slowly than the head, as it does in fine-tuning. But its "
+        "weights are as PyTorch initialises them: those of the checkpoint were not loaded.",
+        formula="as initialised = norms with weights of 1 and biases of 0; linear and convolution layers with a bias of 0,\n"
+        "                 or with weights and a bias that are uniform in ±1/sqrt(fan_in)\n\n"
+        "alert if 0.8 of at least 3 layers are, that come before what trains and are frozen, or have 0.1 of its learning rate\n"
+        "not for a frozen module if another one of its class and shapes trains",
+        severities="warning; info where it has more than {NotLoaded.slow} of the rate",
+        advice=("Look at the missing_keys that load_state_dict returns, or pass strict=True",),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What modules hold that a training does not expect: modes, weights that something else sets, copies, what was not loaded."""
+"""What modules hold that a training does not expect: modes, weights that something else sets, copies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.cause import PROOF, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent, subject
-from lightning_hooks.diagnostics.causes import code, rates
+from lightning_hooks.diagnostics.causes import code
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.reports import GradientFlowReport, had_gradient
 from lightning_hooks.diagnostics.setup.outside import ROUNDING
@@ -179,7 +179,7 @@ class CopyFollows(Rule, kind="module_copy"):
     """A copy of a module that moves away from it, hardly averages or hardly follows, is the module itself, or stands still.
 
     No optimizer holds it. A moving average goes towards its original at each step, and a target network is the original of some
-    time ago. A reference model stands still on purpose: an info.
+    time ago. A reference model stands still on purpose, which is an info, unless its weights are random.
 
     Attributes:
         away: Cosine of a copy's change and of the way to its original below which it moves away.
@@ -190,12 +190,15 @@ class CopyFollows(Rule, kind="module_copy"):
     follows: float = 0.1
     decay: ClassVar[float] = 0.7  # what a step keeps of an average, below which it is the weights of the last steps
     min_steps: ClassVar[int] = 25  # steps before the window below which that is not judged: averages warm up
+    still: ClassVar[float] = 0.5  # share of the planned steps after which a copy with random weights has stood still for too long
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         planned = report.planned_steps or 0
         warm = any(before.step >= self.min_steps for before in report.earlier[-1:])
+        late = 0 < self.still * planned <= report.step
         for copy, stats in report.model_setup.copies.items():
             of, value, limit, given_up = stats.original, 0.0, 0.0, stats.given_up(planned)
+            random = any(how == "drawn" and f"{layer}.".startswith(f"{copy}.") for layer, how in report.model_setup.made.items())
             if stats.shares_memory:
                 message = f"its weights are those of {of} themselves, in the same memory: it changes as they do, and is no copy."
             elif stats.toward < self.away:
@@ -211,26 +214,11 @@ class CopyFollows(Rule, kind="module_copy"):
                 message = f"it is an average of {of} that keeps {stats.decay:.5g} of itself at a step: after all {planned} planned "
                 message += f"steps only {percent(value)} of it will come from training (limit {percent(limit)})."
             elif not stats.changed and stats.distance > 0:
-                message = f"it has the weights that {of} had when training started, and {of} has changed since: it is not updated."
+                message = f"it has the {'random ' * random}weights that {of} had when training started, and {of} has changed "
+                message += "since: it is not updated."
             else:
                 continue
-            yield self.alert(report, copy, value, limit, graded(stats.changed or stats.shares_memory), message)
-
-
-class NotLoaded(Rule, kind="not_loaded"):
-    """A body that is frozen, or trained slowly, as it is in fine-tuning, and that is as PyTorch initialised it."""
-
-    slow: ClassVar[float] = 0.02  # its rate over the head's, above which it is an info: so it is set in trainings from scratch
-
-    def __call__(self, report: GradientFlowReport) -> Alerts:
-        found = report.model_setup.unloaded
-        if found is not None and not any(had_gradient(report, f"{name}.weight") for name in found.layers if not found.rate):
-            how = f"have {percent(found.rate)} of the head's learning rate" if found.rate else "are frozen"
-            yield self.alert(
-                report, around(found.layers), float(len(found.layers)), 1.0, graded(found.rate <= self.slow),
-                f"{len(found.layers)} of {found.known} layers ({some(found.layers, 3)}) {how}, as if they were trained before, and "
-                "are as they were initialised: layers after them learn from random features.",
-            )  # fmt: skip
+            yield self.alert(report, copy, value, limit, graded(stats.changed or stats.shares_memory or (random and late)), message)
 
 
 def around(names: Sequence[str]) -> str:
@@ -256,7 +244,7 @@ def average_too_slow(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgem
     return f"The average keeps {stats.decay:.5g} of itself at a step, too much for {planned} steps.", [remedy]
 
 
-__all__ = ["CopyFollows", "EvalMode", "FrozenStatistics", "NotLoaded", "SetBack", "SetOutside"]
+__all__ = ["CopyFollows", "EvalMode", "FrozenStatistics", "SetBack", "SetOutside"]
 
 KINDS = (
     Kind(
@@ -325,26 +313,10 @@ KINDS = (
         "alert if cosine < {CopyFollows.away}, or both use the same memory\n"
         "      or decay < {CopyFollows.decay}, after {CopyFollows.min_steps} steps before the window\n"
         "      or 1 - decay ^ planned steps < {CopyFollows.follows}, where at least {CopyFollows.min_steps} are planned\n"
-        "info if it has not changed, and the original has",
-        severities="warning; info where it stands still",
+        "info if it has not changed, and the original has; a warning after {CopyFollows.still} of the planned steps,\n"
+        "     if its weights are uniform in ±1/sqrt(fan_in), as PyTorch draws them",
+        severities="warning; info where it stands still and may have been trained before",
         advice=("Update it towards its original after each step: copy.data.lerp_(parameter.data, 1 - decay)",
             "Assign the module itself, without copy.deepcopy, where both are to be one"),
-    ),
-    Kind(
-        "not_loaded", "Weights that were not loaded", group="Set-up", states="fact", measures="number",
-        causes=(
-            code.fact("weights_not_loaded", "the weights of the body were not loaded", "replace",
-                "the names in what load_state_dict is given", "those of the model, without a prefix such as 'module.'",
-                "load_state_dict(weights, strict=True)"),
-            rates.group_too_fast,
-        ),
-        meaning="A part of the model is frozen, or learns far more slowly than the head, as it does in fine-tuning. But its "
-        "weights are as PyTorch initialises them: those of the checkpoint were not loaded.",
-        formula="as initialised = norms with weights of 1 and biases of 0; linear and convolution layers with a bias of 0,\n"
-        "                 or with weights and a bias that are uniform in ±1/sqrt(fan_in)\n\n"
-        "alert if 0.8 of at least 3 layers are, that come before what trains and are frozen, or have 0.1 of its learning rate\n"
-        "not for a frozen module if another one of its class and shapes trains",
-        severities="warning; info where it has more than {NotLoaded.slow} of the rate",
-        advice=("Look at the missing_keys that load_state_dict returns, or pass strict=True",),
     ),
 )  # fmt: skip

@@ -223,13 +223,13 @@ def held_by(optimizers: OptimizerGroups) -> set[int]:
 def copies_in(model: nn.Module, optimizers: Iterable[Any]) -> dict[str, str]:
     """Find the modules that are copies of one that an optimizer holds, and that no optimizer holds themselves.
 
-    Compared are modules of one class whose parameters have the same names and shapes, with a weight of two dimensions or more.
-    Where all parameters are in optimizers, as they usually are, nothing is read; else some numbers of such pairs are.
+    Compared are modules of one class whose parameters have the same names and shapes, with a weight of two dimensions or more. A
+    frozen parameter does not count as held. Where all are, as they usually are, nothing is read; else some numbers of such pairs.
 
     Returns:
         The name of each copy to that of its original.
     """
-    held = held_by(groups_of(optimizers))
+    held = held_by(groups_of(optimizers)) - {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
     if all(id(parameter) in held for parameter in model.parameters()):
         return {}
     known = [(clean_name(name), module, [*module.parameters()]) for name, module in model.named_modules()]
@@ -267,12 +267,12 @@ class Unloaded:
     rate: float = 0.0
 
 
-def unloaded(model: nn.Module, optimizers: Iterable[Any], made: Mapping[str, bool]) -> Unloaded | None:
+def unloaded(model: nn.Module, optimizers: Iterable[Any], made: Mapping[str, str]) -> Unloaded | None:
     """Find a body that a recipe of fine-tuning does not train, or trains slowly, and that is as it was initialised.
 
     It comes before what trains. A frozen module of which another one, of the same class and shapes, trains is the target of that
-    one and no body: a target network, the random net that a second one is to predict. ``made``: layer to whether it is as PyTorch
-    initialises it, where its weights show that.
+    one and no body: a target network, the random net that a second one is to predict. ``made``: layer to how it was initialised,
+    where its weights show that.
     """
     rates: dict[int, tuple[str, float]] = {}
     for optimizer, groups in groups_of(optimizers):
@@ -305,6 +305,6 @@ def _form(module: nn.Module) -> tuple[Any, ...]:
     return type(module), *((name, parameter.shape) for name, parameter in module.named_parameters() if is_known(parameter))
 
 
-def _as_made(body: list[str], made: Mapping[str, bool], rate: float = 0.0) -> Unloaded | None:
+def _as_made(body: list[str], made: Mapping[str, str], rate: float = 0.0) -> Unloaded | None:
     layers = tuple(name for name in body if made[name])
     return Unloaded(layers, len(body), rate) if len(body) >= FEWEST and len(layers) >= NEARLY_ALL * len(body) else None
