@@ -108,12 +108,19 @@ def test_frozen_statistics() -> None:
         ({"settings": {"drop": {"p": 0.9}}, "eval_modes": {"drop": 1}}, "", 0.0),
         ({"settings": {"norm": {"eps": 1.0}}}, "norm", 1.0),
         ({"settings": {"norm": {"eps": 0.99}}}, "", 0.0),
-        ({"settings": {"bn": {"momentum": 0.0}}}, "bn", 0.0),
+        ({"settings": {"bn": {"momentum": 0.0}}}, "bn", 1.0),
         ({}, "", 0.0),
     ],
 )
 def test_module_settings(setup: dict[str, Any], site: str, value: float) -> None:
     assert brief(ModuleSettings(), report(**setup)) == ([("settings", site, value, "warning")] if site else [])
+
+
+@pytest.mark.parametrize(("momentum", "planned", "found"), [(1e-3, 692, True), (1e-3, 693, False), (1e-3, None, False)])
+def test_a_momentum_with_which_statistics_stay_at_0_and_1(momentum: float, planned: int | None, found: bool) -> None:
+    """0.999 to the power of 692 is 0.5004, and to that of 693 0.4999."""
+    given = replace(report(settings={"bn": {"momentum": momentum}}), planned_steps=planned)
+    assert bool(brief(ModuleSettings(), given)) is found
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,15 @@ def test_the_matrices_of_recurrent_layers(kind: Any) -> None:
     assert first_weights(nn.Sequential(layer)).constant == dict.fromkeys(matrices[1:], 1.0)
 
 
+@pytest.mark.parametrize(("zeros", "layers", "found"), [(2, 3, True), (2, 4, False), (3, 3, True), (1, 1, True), (1, 2, False)])
+def test_zeros_count_where_most_layers_hold_them(zeros: int, layers: int, found: bool) -> None:
+    """A head, or the last layer of each residual branch, may start at zero."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers)))
+    for layer in model[:zeros]:
+        nn.init.zeros_(layer.get_parameter("weight"))
+    assert first_weights(model).constant == {str(place): 0.0 for place in range(zeros) if found}
+
+
 def test_a_layer_that_has_trained_is_not_as_it_was_initialised() -> None:
     torch.manual_seed(0)
     layer = nn.Linear(16, 10)

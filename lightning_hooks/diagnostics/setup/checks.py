@@ -74,9 +74,9 @@ class ModelSetup:
         unestimated: Those of them that are batch norms whose running statistics are as they were made, 0 and 1: no data have been
             seen.
         slowest_momentum: The smallest momentum of the batch norms with running statistics; 1 for none.
-        constant_weights: Linear or convolution layer with two outputs or more to the one number, other than 0, that all its weights
-            were when training started, and whose rows or columns are similar still; so are matrices of recurrent layers, by their
-            own names (``….weight_hh_l0``).
+        constant_weights: Linear or convolution layer with two outputs or more to the one number that all its weights were when
+            training started, and whose rows or columns are similar still; 0 only where most layers held it. So are matrices of
+            recurrent layers, by their own names (``….weight_hh_l0``).
         one_sign_weights: Linear or convolution layer to the mean of its weights when training started, where all of them were above
             0, or all below.
         made: Layer to how it was initialised, where its weights showed that when training started
@@ -92,7 +92,7 @@ class ModelSetup:
             parameters is frozen if all parameters of the part around it are. Not where they were never trained.
         values_per_channel: Values from which a batch norm in training mode computed each mean, where those are fewer than 16.
         settings: Module to its settings that are unusual: ``p`` of a dropout or a stochastic depth above 0.5, ``eps`` of a norm
-            above 0.01, ``momentum`` 0 of a batch norm that has not been trained.
+            above 0.01, ``momentum`` below 0.005 of a batch norm that has not been trained.
         unregistered: Attribute (``net.blocks``) to the modules or tensors it holds that are registered nowhere; module to the
             parameters behind its output that each step creates again.
         vector_decay: Optimizer to its weight decay on biases and norms; only optimizers that hold weights too.

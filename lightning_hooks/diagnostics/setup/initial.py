@@ -144,8 +144,8 @@ class FirstWeights(NamedTuple):
     """What stands out among the weights of linear and convolution layers when training starts.
 
     Attributes:
-        constant: Layer to the one number, other than 0, that all its weights are; only layers with two outputs or more. So are
-            the matrices of recurrent layers, by their own names (``….weight_hh_l0``).
+        constant: Layer to the one number that all its weights are; only layers with two outputs or more, and 0 only where most
+            layers hold it. So are the matrices of recurrent layers, by their own names (``….weight_hh_l0``).
         one_sign: Layer that trains to the mean of its weights, where all of them are above 0, or all below, and not one number.
         made: Layer to how it was initialised, where its weights show that: ``drawn``, uniform between ±1 / sqrt(fan-in) as its bias
             is (PyTorch's default, ``reset_parameters``); ``zeros``, with a bias of exact zeros; ``ones``, a norm with weights of 1
@@ -159,7 +159,7 @@ class FirstWeights(NamedTuple):
 
 def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
     """What stands out among the weights of linear and convolution layers of ``few`` numbers or more. One copy from the device."""
-    constant, one_sign = dict[str, float](), dict[str, float]()
+    constant, one_sign, numbers = dict[str, float](), dict[str, float](), dict[str, float]()
     norms = _norms_of(model)
     limits = on_host([_summary(weight, bias) for weight, bias in norms.values()])
     made = {name: "ones" * (low == high == 1 and not bias > 0) for name, (low, high, _, _, bias) in zip(norms, limits, strict=True)}
@@ -170,8 +170,8 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
     values = on_host([_summary(weight, stored_tensor(module, "bias")) for _, module, weight in layers])
     for (name, module, weight), (low, high, mean, rms, bias) in zip(layers, values, strict=True):
         frozen = not any(parameter.requires_grad for parameter in module.parameters())
-        if low == high != 0:
-            constant[name] = low
+        if low == high:
+            numbers[name] = low
         elif not frozen and (low > 0 or high < 0):
             one_sign[name] = mean
         bound = 1 / math.sqrt(weight.shape[1:].numel())
@@ -179,7 +179,8 @@ def first_weights(model: nn.Module, few: int = 64) -> FirstWeights:
         uniform = 0.9 * bound < max(high, -low) <= 1.001 * bound and abs(rms * math.sqrt(3) / bound - 1) < spread
         if uniform or not math.isnan(bias):
             made[name] = "drawn" if uniform and not bias > 1.001 * bound else "zeros" * (bias == 0)
-    return FirstWeights(constant, one_sign, made)
+    most = 2 * [*numbers.values()].count(0) > len(layers)
+    return FirstWeights(constant | {name: number for name, number in numbers.items() if number or most}, one_sign, made)
 
 
 def still_alike(model: nn.Module, constant: Mapping[str, float], near: float = 0.3) -> dict[str, float]:

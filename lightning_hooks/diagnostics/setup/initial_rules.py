@@ -95,13 +95,13 @@ class LargeLayers(Rule, kind="poor_init"):
 
 
 class ConstantWeights(Rule, kind="poor_init"):
-    """Layers that start with one number, other than 0, in all their weights.
+    """Layers that start with one number in all their weights.
 
     All outputs of such a layer are the same, and if the next layer's weights are one number too they get the same gradient: they
     stay the same (Goodfellow et al. 2016, "Deep Learning", section 8.4, on breaking symmetry). A single such layer, as some heads
     are, is harmless: the layers around it give its outputs different gradients. So are layers next to one another, each of which
-    goes to the loss: their units have become different by the end of the window, and they do not count. Zeros have rules of their
-    own.
+    goes to the loss: their units have become different by the end of the window, and they do not count. Zeros count where most
+    layers hold them: heads, and the last layers of residual branches, may start so.
 
     Attributes:
         layers: Layers that must start so.

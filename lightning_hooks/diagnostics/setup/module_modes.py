@@ -24,6 +24,7 @@ UNSEEN = 1e6  # the number of modules in eval mode around a module that no sampl
 LAST = 3  # sampled batches at the end of a window in which a module must be in eval mode that was in training mode before
 FRESH = -1.0  # how far running statistics have moved that were never trained before this fit
 AS_MADE = -2.0  # the same of those that still are as they were made: 0 and 1
+SLOW_MOMENTUM = 5e-3  # momentum of a batch norm below which it is named; 0.1 is PyTorch's, and 0.01 TensorFlow's
 FEW_VALUES = 16  # values per channel below which a batch norm is named in the report
 
 _RUNNING = ("running_mean", "running_var")
@@ -168,8 +169,9 @@ def unusual_settings(model: nn.Module) -> dict[str, dict[str, float]]:
     for name, module in model.named_modules():
         share, is_norm = _share_dropped(module), "norm" in type(module).__name__.lower()
         eps = as_number(stored(module, "eps", stored(module, "variance_epsilon"))) or 0.0  # the latter of RMSNorm in transformers
-        stands = isinstance(module, _NormBase) and as_number(stored(module, "momentum")) == 0 and _untrained(module)
-        unusual = (("p", share, share > 0.5), ("eps", eps, is_norm and eps > 0.01), ("momentum", 0.0, stands))
+        momentum = as_number(stored(module, "momentum")) if isinstance(module, _NormBase) and _untrained(module) else None
+        slow = momentum is not None and momentum < SLOW_MOMENTUM
+        unusual = (("p", share, share > 0.5), ("eps", eps, is_norm and eps > 0.01), ("momentum", momentum or 0.0, slow))
         found[clean_name(name)] = {setting: value for setting, value, holds in unusual if holds}
     return {name: settings for name, settings in found.items() if settings}
 

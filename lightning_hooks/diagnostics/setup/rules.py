@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
@@ -40,13 +41,16 @@ class ModuleSettings(Rule, kind="settings"):
     values: float = 4.0
     dropout: ClassVar[float] = 0.9
     eps: ClassVar[float] = 1.0  # what a norm adds to the variance; PyTorch's is 1e-5, and activations have a variance of about 1
+    left: ClassVar[float] = 0.5  # share that running statistics keep of 0 and 1 after all planned steps
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         setup = report.model_setup
         few = {site: values for site, values in setup.values_per_channel.items() if values < self.values}
         found = [("values", value, self.values, [*few]) for value in sorted(few.values())[:1]]
-        known = {site: values for site, values in setup.settings.items() if site not in setup.eval_modes}
-        for setting, limit in (("p", self.dropout), ("eps", self.eps), ("momentum", 0.0)):
+        known = {site: dict(values) for site, values in setup.settings.items() if site not in setup.eval_modes}
+        for values in known.values():
+            values["momentum"] = (1 - values.get("momentum", 1.0)) ** (report.planned_steps or math.inf)
+        for setting, limit in (("p", self.dropout), ("eps", self.eps), ("momentum", self.left)):
             far = ((values[setting], site) for site, values in known.items() if values.get(setting, -1.0) >= limit)
             found += [(setting, value, limit, sites) for value, sites in grouped(far).items()]
         for setting, value, limit, (site, *others) in found:
@@ -71,7 +75,8 @@ _EXTREME: dict[str, tuple[str, tuple[str, ...]]] = {
         ("Set eps=1e-5",),
     ),
     "momentum": (
-        "batch norm with momentum 0: its running statistics stay at 0 and 1, whatever the data are",
+        "batch norm with a momentum so small that {share} of 0 and 1 are left in its running statistics after all planned steps "
+        "(limit {most})",
         ("Set momentum=0.1, PyTorch's default",),
     ),
 }
@@ -154,11 +159,11 @@ KINDS = (
             wiring.no_activation, weights.small_batches, weights.module_setting, code.UPSIDE_DOWN, rates.unusual_setting,
         ),
         meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
-        "momentum 0, a dropout that drops nearly everything, a norm with a large eps, layers "
+        "next to no momentum, a dropout that drops nearly everything, a norm with a large eps, layers "
         "without an activation between them, two optimizers of the same parameters, weight decay on biases and norms, weights of a "
         "loss that make rare classes count for even less.",
         formula="alert if a batch norm in training mode has fewer than {ModuleSettings.values} values per channel and batch\n"
-        "      or momentum = 0 in a batch norm that has not been trained before\n"
+        "      or (1 - momentum) ^ planned steps >= {ModuleSettings.left} in a batch norm that has not been trained before\n"
         "      or the p of a dropout or a stochastic depth >= {ModuleSettings.dropout}\n"
         "      or a norm's eps >= {ModuleSettings.eps}\n"
         "      or all layers are linear and nothing is between them, in the graph of the first sampled loss, none of them narrower "

@@ -37,8 +37,9 @@ def found(report: GradientFlowReport) -> list[tuple[str, str, str]]:
 def test_nothing_is_unusual_in_an_ordinary_training() -> None:
     report = fit(Classifier(ResidualCNN()), loader(IMAGES))
     assert report.model_setup == ModelSetup(
-        slowest_momentum=0.1, labels=LabelCounts(4, 0, 26, 0), batches=BatchCounts(compared=3, samples=42, distinct=50)
-    )
+        slowest_momentum=0.1, labels=LabelCounts(4, 0, 26, 0), batches=BatchCounts(compared=3, samples=42, distinct=50),
+        made={"net.conv": "drawn", "net.bn": "ones"},
+    )  # fmt: skip
     assert found(report) == []
 
 
