@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from functools import cached_property
 
 from lightning_hooks.declare.alert import Alert
@@ -32,16 +33,18 @@ class Judge:
         flow = self._window.report(GradientFlowReport)
         return flow is not None and falls(flow.loss, GOES_WELL)
 
-    def judged(self, alert: Alert, least: float) -> Alert:
-        """A problem with its probability. One of a kind of the user's own stays as it is.
+    def judged(self, alert: Alert, least: float, effects: Iterable[Alert] = ()) -> Alert:
+        """A problem with its probability, at least that of each thing it explains. One of a kind of the user's own stays as it is.
 
         Args:
             alert: The one that stands for it.
             least: The probability from which on it is more than an info.
+            effects: What it explains.
         """
         if alert.kind not in KINDS or alert.severity == "info":
             return alert
-        evidence = tuple(self.evidence(alert))
+        known = [one for one in effects if one.kind in KINDS and one.severity != "info"]
+        evidence = max((tuple(self.evidence(one)) for one in (alert, *known)), key=probability)
         found = round(probability(evidence), 3)
         severity = alert.severity if found >= least else "info"
         return dataclasses.replace(alert, probability=found, evidence=evidence, severity=severity)

@@ -109,6 +109,17 @@ def test_a_problem_below_the_least_probability_is_an_info(found: float, severity
         assert judge.judged(stays, 0.8) is stays
 
 
+def test_a_problem_is_at_least_as_probable_as_what_it_explains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Effects that are infos, and of the user's own kinds, do not count."""
+    monkeypatch.setattr("lightning_hooks.judge.evidence.probability", lambda names: 0.9 if "kind no_progress" in names else 0.5)
+    judge, effect = Judge(Window([flow(1.0)])), alert("no_progress", severity="warning")
+    judged = judge.judged(alert(severity="warning"), 0.8, [alert("own"), effect])
+    assert (judged.kind, judged.severity, judged.probability) == ("dead", "warning", 0.9)
+    assert judged.evidence == tuple(judge.evidence(effect))
+    without = [judge.judged(alert(severity="warning"), 0.8, [replace(effect, severity="info")]), judge.judged(alert(), 0.8)]
+    assert [one.probability for one in without] == [0.5, 0.5]
+
+
 def loud(report: FeatureReport) -> list[Alert]:
     return [Alert("loud", "net.1", 2.0, 1.0, report.epoch, report.step, "warning", "It is loud.")]
 

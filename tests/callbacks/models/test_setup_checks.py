@@ -391,4 +391,4 @@ def test_a_window_goes_on_from_a_checkpoint(tmp_path: Any) -> None:
     assert expected.unregistered["blocks"].reached
     again = resumed.report.model_setup  # the loader has started from its first batch
     assert again.batches == BatchCounts(6, 3, samples=48, seen=40, distinct=16)
-    assert replace(again, batches=expected.batches) == expected
+    assert replace(again, batches=expected.batches, made=expected.made) == expected  # weights are not as they were made
