@@ -71,7 +71,7 @@ def test_careless_loops(rule: Any, field: str, kind: str) -> None:
     assert names(rule, **{field: 2}) == [(kind, "1-Adam", 2, "warning")]
     (alert,) = rule(report(**{field: 9}))
     expected = {
-        "not_zeroed": ("at 9 steps (limit 2) its gradients had not been zeroed", "Call optimizer.zero_grad() after each step."),
+        "not_zeroed": ("at 9 steps (limit 2) its gradients had not been zeroed", "Call optimizer.zero_grad() after each step, and at no other time."),
         "clip_ineffective": (
             "its gradients were changed 9 times (limit 2) between a step and the next zero_grad",
             "configure_gradient_clipping.",

@@ -95,7 +95,17 @@ def test_a_number_that_stands_for_what_is_missing(low: float, found: bool) -> No
 
 def test_a_rate_that_is_0_at_the_start_and_a_schedule_of_steps_that_is_stepped_by_epochs() -> None:
     schedule = ScheduleStats("LambdaLR", "", 0, False, 0, False)
-    known = facts(schedules=(schedule,), first_rates={(0, 0): 0.0})
+    begun, half, short = (
+        flow(optimizers={"0-Adam": OptimizerStats(groups=(GroupSettings(lr=5e-6, lr_peak=peak, lr_initial=1e-3, low_steps=low),))})
+        for peak, low in ((4.9e-4, 0), (5e-4, 0), (1e-3, 5))
+    )
+    known = facts(report=begun, schedules=(schedule,), first_rates={(0, 0): 0.0})
+    later = facts(report=half, schedules=(schedule,), first_rates={(0, 0): 0.0})
+    assert judged(rates.wrong_schedule, alert("update_too_small", "0-Adam", 0.0), later) is None, "an ordinary warm-up"
+    for planned, found in ((99, True), (100, False)):
+        over = facts(report=short, schedules=(schedule,), setup=training(planned_steps=planned))
+        cause = judged(rates.wrong_schedule, alert("update_too_small", "0-Adam", 0.0), over)
+        assert (cause is not None and cause.decisive) is found, "a cosine is near 0 in its last steps"
     cause = judged(rates.wrong_schedule, alert("update_too_small", "0-Adam", 0.0), known)
     assert cause is not None
     assert (cause.decisive, cause.remedies[0].op, cause.remedies[0].target) == (True, "remove", "scheduler")

@@ -121,7 +121,7 @@ def activation_before_loss(alert: Alert, facts: Facts, found: CauseEvidence) -> 
     last = twice or (leaves[-1] if leaves and (given or unreachable) else "")
     kind = facts.modules.get(last) or facts.features.functions.get(last, "")
     bounds = _BOUNDED if unreachable is None else {unreachable.bound}.intersection(_BOUNDED)
-    if not twice and kind.lower() not in bounds:
+    if not twice and (kind.lower() not in bounds or not (unreachable or any(stats.form for stats in given.values()))):
         return None
     found.add(bool(twice), PROOF, "the loss applies a softmax or sigmoid itself")
     found.add(not twice, STRONG, f"{last} is the last one called before the loss")
@@ -268,6 +268,9 @@ LABELS_OF_ZERO = fact("labels_of_zero", "labels are 0 and 1 where -1 and 1 are e
 VIEWED_CLASSES = fact("viewed_classes", "a view takes numbers of several places for one class", "replace",
                       "the view (or reshape) before {site}", "a transpose, or permute", "logits.transpose(1, -1)", strength=PROOF,
                       advice="Use transpose(1, 2), or permute, in place of view or reshape")  # fmt: skip
+NEVER_ZEROED = fact("never_zeroed", "gradients add up, or are lost, between steps", "call",
+                    "optimizer.zero_grad() once after each step", code="optimizer.zero_grad()",
+                    advice="Call optimizer.zero_grad() after each step, and at no other time")  # fmt: skip
 UPSIDE_DOWN = fact("weights_upside_down", "a loss weighs frequent classes more than rare ones", "replace", "the weight of {site}",
                    "one over it", "weight = counts.sum() / (len(counts) * counts), or pos_weight = negatives / positives",
                    strength=PROOF, advice="Weigh each class by one over its number: the rarer it is, the more")  # fmt: skip

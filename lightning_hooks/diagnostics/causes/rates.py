@@ -160,6 +160,7 @@ def rate_too_low(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         (rate.lr >= known.typical, AGAINST, f"{rate.lr:.3g} is usual for {rate.kind}"),
         (gains > 0.99, SLIGHT, f"its steps gain {gains:.3g} of what their gradients predict"),
         (alert.severity == "info" and alert.kind != "step_too_short", EXCLUDES, "nothing shows that it does harm"),
+        (bool(facts.raised("not_zeroed")), EXCLUDES, "steps do not follow the gradients"),
     )
     to = rate.lr * USUAL_UPDATE / ratio if ratio > 0 else math.nan
     most = known.high if math.isfinite(known.high) else 100 * rate.lr
@@ -181,6 +182,9 @@ def _without_schedule(facts: Facts) -> Remedy:
     return Remedy("remove", "scheduler", kinds, None, "a scheduler is configured", "a rate that stays", SOON, "return optimizer")
 
 
+HELD = 0.05  # share of the planned steps for which a rate near 0 is more than a schedule's end
+
+
 @possible_cause("set the scheduler's length or interval", "remove the scheduler")
 def wrong_schedule(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The schedule is over too early, has hardly begun, rises, or falls below zero."""
@@ -192,10 +196,10 @@ def wrong_schedule(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     least = min(each.settings.lr or 0.0 for each in facts.rates())
     found.add_all(
         (least < 0, PROOF, f"it is {least:.2g} now: steps climb the loss"),
-        (low > 0, STRONG, f"it was {peak:.2g}, and has been near 0 for {low} steps"),
+        (low > HELD * (planned or 0), STRONG, f"it was {peak:.2g}, and has been near 0 for {low} steps"),
         (0 <= lr < 0.1 * initial and peak < 0.1 * initial, STRONG, f"it is made for {initial:.2g} and has reached {peak:.2g}"),
         (peak > 1.5 * initial > 0, STRONG, f"it began with {initial:.2g} and has reached {peak:.2g}"),
-        (rate.first == 0 and initial > 0, STRONG, f"it is made for {initial:.2g}, and the rate was 0 when training started"),
+        (rate.first == 0 and peak < 0.5 * initial, STRONG, f"it was 0 at first and has reached {peak:.2g} of {initial:.2g}"),
     )
     effect = "a rate above 0 to the end"
     if schedule is None:  # code sets the rate, or a schedule that only it knows
@@ -206,7 +210,7 @@ def wrong_schedule(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
         found.add(True, SLIGHT, f"its {schedule.argument} is {schedule.length}, and it is stepped once per epoch")
         code = '{"scheduler": scheduler, "interval": "step"}'
         remedies.append(Remedy("set", "scheduler.interval", "epoch", "step", "", effect, SOON, code))
-    elif schedule.length and planned and not schedule.by_epoch and schedule.length < planned:
+    elif schedule.length and planned and not schedule.by_epoch and schedule.length < planned and (low > 0 or schedule.repeats):
         name, strength = schedule.argument, STRONG if planned >= 2 * schedule.length else SLIGHT
         found.add(True, strength, f"its {name} is {schedule.length}, and {planned} steps are planned")
         code = f"{schedule.name}(optimizer, {name}={planned})"

@@ -159,7 +159,6 @@ class Discarded(Rule, kind="not_zeroed"):
                     report, site, lost / batches, self.share, "warning",
                     f"the gradients of {lost} of {batches} batches ({percent(lost / batches)}, limit {percent(self.share)}) "
                     f"were zeroed {when}: nothing was learned from these batches.",
-                    advice=("Call optimizer.zero_grad() only after optimizer.step()",),
                 )  # fmt: skip
 
 
@@ -223,17 +222,14 @@ KINDS = (
     ),
     Kind(
         "not_zeroed", "Gradients that are cleared too late or too early", group="Updates", states="fact",
-        causes=(
-            code.fact("never_zeroed", "gradients add up, or are lost, between steps", "call",
-                "optimizer.zero_grad() once after each step", code="optimizer.zero_grad()"),
-        ),
+        causes=(code.NEVER_ZEROED,),
         meaning="Gradients were not set to zero between two steps, so that each step follows the sum of all gradients so far; or "
         "they were set to zero before the step, or before each batch of an accumulation, and are thrown away.",
         formula="alert if gradients were not zeroed before {NotZeroed.threshold} or more steps of the epoch\n"
         "or if those of at least {Discarded.share} of the batches, and {Discarded.min_batches}, were zeroed without a step,\n"
         "      under manual optimisation with one optimizer\n"
         "or if all were above 0 after backward, and are 0 at each step",
-        advice=("Call optimizer.zero_grad() after each step",),
+        advice=("Call optimizer.zero_grad() after each step, and at no other time",),
     ),
     Kind(
         "steps_skipped", "Skipped optimizer steps", group="Updates", states="fact", measures="share",

@@ -171,7 +171,7 @@ KINDS = (
     Kind(
         "update_too_small", "Updates too small to learn from", group="Updates",
         states="symptom", limit=UpdateTooSmall().threshold,
-        causes=(wiring.idle_step, code.written_back, wiring.cut_gradients, *steps.SMALL_STEPS),
+        causes=(wiring.idle_step, code.NEVER_ZEROED, code.written_back, wiring.cut_gradients, *steps.SMALL_STEPS),
         meaning="The optimizer's steps change none of its weights by a noticeable share of their size, although there is a "
         "gradient.",
         formula="update_ratio = |update| / |weight|, mean over the measured steps;\n"

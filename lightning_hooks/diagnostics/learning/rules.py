@@ -97,7 +97,7 @@ class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")
 
     def _has_ended(self, report: GradientFlowReport) -> bool:
         """Whether most of the planned steps are taken, and the loss has hardly fallen in the last quarter of its last values."""
-        known, late = report.minimized.finite, self.late * (report.planned_steps or math.inf)
+        known, late = report.minimized.finite, max(self.long, self.late * (report.planned_steps or math.inf))
         before, last = known[-(len(known) // 2) : -(len(known) // 4)], known[-(len(known) // 4) :]
         return report.step >= late and statistics.fmean(last) > (1 - self.still) * statistics.fmean(before)
 
@@ -273,8 +273,8 @@ KINDS = (
         "      or if it was there for {NoProgress.stays} of the steps so far, {NoProgress.long} at least, in two windows and "
         "more, and did not fall\n      in the last (by more than 4 standard errors, if nothing is added to it)\n"
         "      or if the median of the last 32 losses > {NoProgress.behind} * that of the best constant answer when half of the "
-        "planned\n      steps are taken, or > {NoProgress.over_constant} times when {NoProgress.late} of them are and it falls by "
-        "less than {NoProgress.still};\n      and nothing is added to it\n"
+        "planned\n      steps are taken, or > {NoProgress.over_constant} times when {NoProgress.late} of them are, at least "
+        "{NoProgress.long}, and it falls by less than {NoProgress.still};\n      and nothing is added to it\n"
         "info where over_constant is not known if progress < {NoProgress.threshold} while a step gains more than {NoProgress.gain} "
         "of the loss\n     and the loss has fallen by less than {NoProgress.fall} of its start",
         severities="warning where the loss stands still at that of a constant answer, after {NoProgress.begun} of the planned "
