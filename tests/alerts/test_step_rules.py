@@ -12,6 +12,7 @@ from lightning_hooks.alerts import ClipReport, Discarded, Diverging, NonfiniteSt
 from lightning_hooks.clipping.stats import N_CLIP_COLUMNS, clip_stats, tally
 from lightning_hooks.clipping.watch import StepEvents
 
+ZERO = "Call optimizer.zero_grad() after each step, and at no other time."
 QUIET = StepEvents(
     jump=1.2, jump_sigmas=2.0, jump_norm=1.2, jump_mean=0.8, jump_before=128, jump_batch=3, jump_parameter="head.weight",
     growth=1.5, growth_norm=1.2, growth_batch=3,
@@ -71,7 +72,7 @@ def test_careless_loops(rule: Any, field: str, kind: str) -> None:
     assert names(rule, **{field: 2}) == [(kind, "1-Adam", 2, "warning")]
     (alert,) = rule(report(**{field: 9}))
     expected = {
-        "not_zeroed": ("at 9 steps (limit 2) its gradients had not been zeroed", "Call optimizer.zero_grad() after each step, and at no other time."),
+        "not_zeroed": ("at 9 steps (limit 2) its gradients had not been zeroed", ZERO),
         "clip_ineffective": (
             "its gradients were changed 9 times (limit 2) between a step and the next zero_grad",
             "configure_gradient_clipping.",
