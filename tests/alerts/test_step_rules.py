@@ -106,7 +106,9 @@ def test_gradients_that_are_thrown_away(steps: int, lost: int, optimizers: int, 
     assert [(alert.kind, alert.value) for alert in Discarded()(given)] == [("not_zeroed", value) for value in found]
 
 
-@pytest.mark.parametrize(("steps", "before", "after", "found"), [(4, 2.0, 0.0, True), (4, 0.0, 0.0, False), (4, 2.0, 1e-9, False)])
+@pytest.mark.parametrize(
+    ("steps", "before", "after", "found"), [(4, 2.0, 0.0, True), (4, 0.0, 0.0, False), (4, 2.0, 1e-9, False), (4, 2e19, 0.0, False)]
+)
 def test_gradients_that_are_zeroed_before_the_step(steps: int, before: float, after: float, found: bool) -> None:
     """Norms before and after clipping; the other optimizer's are as they should be."""
     norms = torch.full((steps, 1), before), torch.full((steps, 1), after), torch.ones(steps, dtype=torch.bool)

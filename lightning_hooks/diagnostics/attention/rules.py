@@ -198,7 +198,7 @@ __all__ = ["AttentionCollapse", "AttentionLogits", "AttentionUniform", "MaskedRo
 KINDS = (
     Kind(
         "attention_logits", "Very large attention logits", group="Attention, experts, residual streams", states="symptom",
-        causes=(rates.group_too_fast, weights.initial_scale, unscaled_scores, rates.rate_too_high),
+        causes=(rates.group_too_fast, weights.initial_scale, unscaled_scores, rates.rate_too_high, rates.unusual_setting),
         meaning="The largest logit of an attention layer, scale times query times key, is too large for half precision or grows "
         "fast. This comes before divergence in large transformers.",
         formula="alert if max_logit > {AttentionLogits.threshold} in bfloat16 or float16\n"
@@ -211,7 +211,7 @@ KINDS = (
         "attention_collapse", "Attention to a single key", group="Attention, experts, residual streams",
         states="symptom",
         measures="share",
-        causes=(rates.group_too_fast, weights.initial_scale, unscaled_scores, rates.rate_too_high),
+        causes=(rates.group_too_fast, weights.initial_scale, unscaled_scores, rates.rate_too_high, rates.unusual_setting),
         meaning="Most heads of an attention layer attend to a single key, which is not the first one. Their softmax is saturated, "
         "and hardly any gradient reaches queries and keys.",
         formula="entropy = mean over query rows of -sum(p * log(p)) / log(keys that the row may attend to)\n\n"

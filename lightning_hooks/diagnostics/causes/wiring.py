@@ -249,6 +249,7 @@ def idle_step(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     idle = len(ratios) > 1 and not any(ratios) and rate is not None and rate.lr > 0 and rate.first != 0 and steps > 0
     found.add(idle, STRONG, f"none of {len(ratios)} parameters changes by a bit, and all of them have a gradient")
     found.add(rate is not None and rate.lr < usual(rate).low, EXCLUDES, "its learning rate is below the usual range")
+    found.add(bool(facts.raised("not_zeroed")), EXCLUDES, "gradients are zeroed before it")
     stepping = f"what steps {alert.site} (a compiled or captured step, or a class around it)"
     remedy = replace(stepping, "its own step()", "weights that change", "optimizer.step()", 1)
     return f"{alert.site} takes {steps} steps, which change nothing.", [remedy]

@@ -147,11 +147,12 @@ class Discarded(Rule, kind="not_zeroed"):
 
     share: ClassVar[float] = 0.4  # share of the batches, in [0, 1]
     min_batches: ClassVar[int] = 5  # fewer batches than this are never an alert
+    most: ClassVar[float] = 1e19  # a norm whose square float32 does not hold: clipping divides by infinity, and leaves zeros
 
     def __call__(self, report: ClipReport) -> Alerts:
         for site, events in report.events.items():
             stats = report.optimizers[site]
-            zeroed, batches = stats.norm_after_max == 0 < stats.norm_before, events.discarded_batches + stats.steps
+            zeroed, batches = stats.norm_after_max == 0 < stats.norm_before < self.most, events.discarded_batches + stats.steps
             lost, least = (events.discarded_batches, batches)[zeroed], (self.min_batches, NotZeroed.threshold)[zeroed]
             if lost >= max(least, self.share * batches) and (zeroed or len(report.events) == 1):
                 when = ("before the next batch, without a step", "between backward and the step")[zeroed]

@@ -24,7 +24,6 @@ MISSED: dict[str, str] = {
     "dying_relu": "a part of the units dies, as in healthy trainings too: an info",
     "one_large_step": UNEXPLAINED,
     "post_norm_without_warm_up": "found at batch 60, after 50 batches",
-    "teacher_stands_still": "a frozen copy of a part that trains may be meant, as the reference of a preference loss is",
 }
 """Faults that are not found, or at another site first, with the reason."""
 
