@@ -55,9 +55,8 @@ class GeneratorWatch:
             state = last.torch
         else:
             self._torch = now
-        own = numpy = python = None
-        if self._cuda is not None:
-            own = torch.cuda.get_rng_state(self._cuda)
+        own = None if self._cuda is None else torch.cuda.get_rng_state(self._cuda)
+        numpy = python = None
         if "numpy" in modules:
             now = b"" if self._twister_of_numpy is None else self._twister_of_numpy.raw
             if now and last is not None and now == self._numpy and not last.numpy[3]:  # the second of a pair leaves it as it is

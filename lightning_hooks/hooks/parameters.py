@@ -260,8 +260,7 @@ def _body(modules: Mapping[str, nn.Module], training: Set[str], called: Sequence
     are a body whose features are meant to stay as they are, and so are those whose output is no function of a parameter.
     """
     first = [site for site in takewhile(lambda site: site not in training, called) if site in recording and site in modules]
-    elements = sum(_elements(modules[site]) for site in first)
-    return first if elements >= BODY_SHARE * _elements(modules[""]) else ()
+    return first if sum(_elements(modules[site]) for site in first) >= BODY_SHARE * _elements(modules[""]) else ()
 
 
 def _elements(module: nn.Module) -> int:

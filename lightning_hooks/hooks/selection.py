@@ -170,10 +170,8 @@ def named_sites(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def clean_name(name: str) -> str:
     """Return a module or parameter name without the parts that wrappers add; the same string for all who keep it."""
-    for prefix in _WRAPPER_PREFIXES:
-        if prefix in name:
-            name = ".".join(part for part in name.split(".") if part not in _WRAPPER_PREFIXES)
-            break
+    if any(map(name.__contains__, _WRAPPER_PREFIXES)):
+        name = ".".join(part for part in name.split(".") if part not in _WRAPPER_PREFIXES)
     return sys.intern(name)
 
 

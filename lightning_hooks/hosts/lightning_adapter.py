@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import Self, override
 
 from lightning_hooks.declare.collector import EPOCH_END, VALIDATION
-from lightning_hooks.hooks.modes import dispatch_modes, function_modes, outside_modes
+from lightning_hooks.hooks.modes import outside_modes
 from lightning_hooks.hosts.lightning import FitObjects, LightningHost
 from lightning_hooks.hosts.lightning_api import around_steps, callbacks_of
 from lightning_hooks.session.session import Session
@@ -94,10 +94,7 @@ def _event(name: str, takes: int = 0) -> Callable[..., None]:
         if self.session is None:
             return
         event = method(self.session)
-        if function_modes() or dispatch_modes():
-            with outside_modes():
-                event(*given[2 : 2 + takes])
-        else:
+        with outside_modes():
             event(*given[2 : 2 + takes])
 
     return call
@@ -212,7 +209,6 @@ class _First(EitherPackage):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         under_way = callbacks_of(trainer)  # the list that Lightning goes through now, and is at the first of
         try:
-            how = "interrupted" if isinstance(exception, KeyboardInterrupt) else "exception"
-            self.adapter.leave(trainer, how, exception)
+            self.adapter.leave(trainer, "interrupted" if isinstance(exception, KeyboardInterrupt) else "exception", exception)
         finally:
             under_way.sort(key=lambda callback: not isinstance(callback, EitherPackage))  # this one stays the first

@@ -55,7 +55,7 @@ class MonitorCallback(TrainerCallback, TrainingReports):
         self.loop = loop = LoopMonitor(host, self.observers)
         saved = _checkpoint(args, state) / STATE
         if state.global_step and saved.exists():
-            self.loop.load_state_dict(torch.load(saved, map_location="cpu", weights_only=False))
+            loop.load_state_dict(torch.load(saved, map_location="cpu", weights_only=False))
         host.again = TrainersLoss(host, trainer, loop)
         loop.start()
 
@@ -147,9 +147,14 @@ def host_of(trainer: Trainer, args: TrainingArguments, state: TrainerState) -> P
             "max_epochs": state.num_train_epochs,
         },
     )
-    loggers = as_loggers(list(_trackers(handler.callbacks)))
-    folder, scaler = Path(str(args.output_dir)), trainer.accelerator.scaler
-    host = PlainHost(model, [inner_optimizer(handler.optimizer)], setup=setup, loggers=loggers, log_dir=folder, scaler=scaler)
+    host = PlainHost(
+        model,
+        [inner_optimizer(handler.optimizer)],
+        setup=setup,
+        loggers=as_loggers(list(_trackers(handler.callbacks))),
+        log_dir=Path(str(args.output_dir)),
+        scaler=trainer.accelerator.scaler,
+    )
     host.accumulation, host.global_step, host.epoch = args.gradient_accumulation_steps, state.global_step, int(state.epoch or 0)
     return host
 

@@ -50,18 +50,16 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
     title = f"{ordered[0].subject} {stat} by {table.noun}"
     if not table.names:
         return canvas.nothing(title, f"{stat} applies to none of them.")
-    longest = min(max(map(len, table.names)), 34)
-    width = canvas.within(2.4 + 0.065 * longest + 0.16 * len(table.epochs), 5.6, 13.0)
+    width = canvas.within(2.4 + 0.065 * min(max(map(len, table.names)), 34) + 0.16 * len(table.epochs), 5.6, 13.0)
     figure, axes = canvas.single(width, canvas.within(1.9 + 0.19 * len(table.names), 2.8, 12.5))
     hatched = "" if np.isfinite(table.values).all() else "; hatched where nothing finite was measured"
     against = f"; each row relative to its first {window_of(table.unit)}" if relative else ""
     first, last = table.epochs[0], table.epochs[-1]
     span = f"{table.unit} {first}" if len(table.epochs) == 1 else f"{table.unit}s {first} to {last}"
     canvas.heading(axes, title, span + against + hatched, width - 2.5)
-    columns = len(table.epochs)
     shown, norm, colors, ticks = _relative_scale(table.values) if relative else _scale(table.values, stat)
     mesh = canvas.table(axes, shown, (40, 60), norm=norm, cmap=colors)
-    canvas.name_epochs(axes, table.epochs, max(2, columns if columns <= 12 else 12), table.unit)
+    canvas.name_epochs(axes, table.epochs, max(2, min(len(table.epochs), 12)), table.unit)
     canvas.name_layers(axes, table.names, "y", table.noun)
     if not np.ma.getmaskarray(shown).all():
         label = f"{stat} over that of the first {window_of(table.unit)}" if relative else f"{stat}, {_unit(stat)}"
@@ -131,8 +129,7 @@ def _scale(values: np.ndarray, stat: str) -> tuple[np.ndarray, Any, str, dict[st
         sizes = canvas.within(np.abs(values[finite & (values != 0)]), canvas.SMALLEST, canvas.LARGEST)
         largest = float(sizes.max(initial=0.0)) or 1.0
         linear = max(float(np.quantile(sizes, 0.1)) if sizes.size else 0.1, largest * 1e-6)
-        norm = AsinhNorm(linear, -largest, largest)
-        return np.ma.masked_array(values, ~finite), norm, "RdBu_r", {"format": canvas.signed}
+        return np.ma.masked_array(values, ~finite), AsinhNorm(linear, -largest, largest), "RdBu_r", {"format": canvas.signed}
     positive = finite & (values > 0)
     some = canvas.within(values[positive], canvas.SMALLEST, canvas.LARGEST) if positive.any() else np.array([1.0])
     lowest, highest = float(some.min()), float(some.max())

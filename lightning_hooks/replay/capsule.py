@@ -198,13 +198,18 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
     tensors = _load(folder / TENSORS)
     try:
         given = from_stored(tensors["given"] or {"batch": None, "args": [], "kwargs": {}})
-        batch, args, kwargs = given["batch"], list(given["args"]), dict(given["kwargs"])
-        states, before = tensors["generators"], _by_name(tensors["before"])
-        generators = None if states is None else Generators(**from_stored(states))
-        state = _by_name(_load(folder / STATE)) if (folder / STATE).is_file() else {}
+        states = tensors["generators"]
+        return Capsule(
+            record=record,
+            batch=given["batch"],
+            args=list(given["args"]),
+            kwargs=dict(given["kwargs"]),
+            before=_by_name(tensors["before"]),
+            generators=None if states is None else Generators(**from_stored(states)),
+            state=_by_name(_load(folder / STATE)) if (folder / STATE).is_file() else {},
+        )
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"the tensors in {folder} cannot be read: {error}.") from None
-    return Capsule(record, batch, args, kwargs, generators, before, state)
 
 
 def _by_name(tensors: Any) -> dict[str, Tensor]:

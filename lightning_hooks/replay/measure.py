@@ -109,8 +109,7 @@ class StepMeasure:
         require(not self._accumulates, ACCUMULATES)
         found = (copied(buffer) for buffer in self._host.model.buffers())
         buffers = [(buffer, buffer.detach().clone()) for buffer in found if buffer is not None]
-        states = GeneratorWatch(self._host.setup.device).read()
-        now = _Batch((shallow(args[0]), *args[1:]), dict(kwargs), states, buffers)
+        now = _Batch((shallow(args[0]), *args[1:]), dict(kwargs), GeneratorWatch(self._host.setup.device).read(), buffers)
         tried, self._tried = self._tried, True
         self._check_hooks()
         if not tried:

@@ -95,8 +95,7 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         bad_inputs = [tensor for tensor in _floats((args, given)) if _nonfinite(tensor)]
         nans = any(bool(torch.isnan(tensor).any()) for tensor in bad_inputs)
         name = func.overloadpacket.__name__.rstrip("_") if func.overloadpacket.__name__.strip("_") else str(func)
-        backward = in_backward()
-        own = self._place(name, func._schema, args, given) if not backward or _in_users_backward() else None
+        own = self._place(name, func._schema, args, given) if not in_backward() or _in_users_backward() else None
         place = own or self._place_in_backward()
         output = func(*args, **given)
         for tensor in _floats(output):
@@ -198,8 +197,7 @@ def _bad_rows(tensor: Tensor, size: int) -> tuple[int, ...] | None:
     """The rows with values that are not finite, where the first dimension is that of the rows, or of equally many for each."""
     if not size or not tensor.dim() or tensor.shape[0] % size or not tensor.shape[0]:
         return None
-    bad = (~torch.isfinite(tensor)).reshape(size, -1).any(1)
-    return tuple(bad.nonzero().flatten().tolist())
+    return tuple((~torch.isfinite(tensor)).reshape(size, -1).any(1).nonzero().flatten().tolist())
 
 
 def _users_line(frames: Iterable[tuple[FrameType, int]]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hooks.tensors import number
 from lightning_hooks.replay.blame import Blame, blame, describe_inputs
 from lightning_hooks.replay.capsule import CapsuleWriter
-from lightning_hooks.replay.rerun import StepRerun
+from lightning_hooks.replay.rerun import StepRerun, shallow
 from lightning_hooks.replay.results import ReplayResults
 from lightning_hooks.replay.ring import BatchUnderWay, ChangedBuffers, Ring, StepEvidence
 from lightning_hooks.replay.rows import rows_of
@@ -111,8 +111,7 @@ class StepWatch:
             now.in_forward = True
             if hasattr(type(args[0]), "__next__"):  # training_step(dataloader_iter) fetches by itself
                 return
-            batch = args[0]
-            now.batch = type(batch)(batch) if type(batch) in (dict, list) else batch  # which a step may take entries from
+            now.batch = shallow(args[0])
             now.rest = tuple(args[1:]), dict(kwargs)
             self._recent.append(now)
             if self.results.own is None and self._on_host:
@@ -214,8 +213,7 @@ class StepWatch:
     def _blame(self, guilty: BatchUnderWay, crashed: bool = False) -> None:
         found = self._run_again(guilty, crashed)
         self.results.own = guilty.evidence, found
-        innocent = self._host.setup.world_size > 1 and not found.why_not and not found.reproduced
-        if not innocent:  # the bad values came from another rank, which writes
+        if self._host.setup.world_size == 1 or found.why_not or found.reproduced:  # else the bad values are another rank's to write
             self._write(guilty, "error" if crashed else "nonfinite", found)
 
     def _run_again(self, guilty: BatchUnderWay, crashed: bool) -> Blame:

@@ -110,8 +110,7 @@ def _curve_of(run: Run, problem: Problem) -> Page | None:
                 order = [*(stat for stat in stats if stat.startswith(alert.kind)), *equal, *usual, *stats]
                 stat = next((stat for stat in order if math.isfinite(values.get(stat, math.nan))), None)
                 if stat is not None:
-                    at_row = record.series(of, stat).names.index(alert.site)
-                    return {"monitor": place, "table": of, "stat": stat, "row": at_row}
+                    return {"monitor": place, "table": of, "stat": stat, "row": record.series(of, stat).names.index(alert.site)}
     return None
 
 

@@ -119,11 +119,11 @@ def _gradients(run: Run, record: MonitorRecord, most: int) -> Card:
     else:
         card.append({"text": "No gradient arrived at any module."})
     if updates:
-        lines = []
-        for site in chosen(list(updates), affected, most):
-            ratio = updates[site].get("update_ratio")
-            note = "not measured" if ratio is None else ""
-            lines.append(row(site, number_of(ratio), severity=affected.get(site, ""), note=note))
+        ratios = {site: updates[site].get("update_ratio") for site in chosen(list(updates), affected, most)}
+        lines = [
+            row(site, number_of(ratio), severity=affected.get(site, ""), note="not measured" if ratio is None else "")
+            for site, ratio in ratios.items()
+        ]
         lead = "Norm of an optimizer step's update over the norm of the weight; often near 1e-3 in healthy runs."
         limit = [record.limit(kind) for kind in ("update_too_small", "update_too_large")]
         drawn = [
@@ -238,5 +238,4 @@ def _coverage(run: Run) -> Iterator[Card]:
         f"Batches: how many of the last {run.window}'s batches were sampled. What happens between two of them shows only if its "
         "effects last. Cost: the share of a training batch's time that the monitor adds, in the first process."
     )
-    heads = ("monitor", "observed", "silent", "batches", f"{run.window}s", "cost")
-    yield [table(heads, cells), {"text": why}]
+    yield [table(("monitor", "observed", "silent", "batches", f"{run.window}s", "cost"), cells), {"text": why}]

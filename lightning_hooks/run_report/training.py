@@ -54,8 +54,7 @@ def loss_by_epoch(run: Run) -> tuple[Sequence[int], list[float]]:
 
 def rates_by_group(run: Run) -> dict[str, list[float]]:
     """Parameter group to its learning rate at each epoch's end; NaN where it is not known."""
-    epochs = thinned(sorted(run.timing), MOST_EPOCHS)
-    known: list[Mapping[str, Any]] = [run.timing[epoch].get("lr", {}) for epoch in epochs]
+    known: list[Mapping[str, Any]] = [run.timing[epoch].get("lr", {}) for epoch in thinned(sorted(run.timing), MOST_EPOCHS)]
     groups = dict.fromkeys(group for rates in known for group in rates)
     return {group: [number_of(rates.get(group)) for rates in known] for group in groups}
 

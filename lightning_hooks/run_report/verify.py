@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from lightning_hooks.declare.plain import to_plain
@@ -146,14 +146,12 @@ def _run(run: Run, verdict: Verdict) -> Mapping[str, Any]:
     }
 
 
-def _listed(found: Iterable[Course]) -> list[dict[str, Any]]:
-    of_alert = ("kind", "site", "fingerprint")
-    known = [
+def _listed(found: Sequence[Course]) -> list[dict[str, Any]]:
+    return [
         {
-            **{name: getattr(course.alert, name) for name in of_alert},
+            **{name: getattr(course.alert, name) for name in ("kind", "site", "fingerprint")},
             "severity": course.severity,
             "since": course.epochs[0],
         }
-        for course in found
+        for course in found[:MOST]
     ]
-    return known[:MOST]

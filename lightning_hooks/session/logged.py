@@ -6,14 +6,12 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from typing import Any
 
 from lightning_hooks.declare.collector import Figures, LoggedStatistics, ReportView
 from lightning_hooks.declare.host import Host
 from lightning_hooks.session.settings import Logged, Settings
 from lightning_hooks.statistics.histograms import HistogramTable
-
-T = TypeVar("T")
 
 # Up to so many modules, the values of every site are logged by default; of larger models, values of the whole model
 SMALL_MODEL = 8
@@ -173,9 +171,3 @@ def _wanted(logged: Logged, ranking: Sequence[str]) -> Sequence[str] | None:
     if unknown:
         raise ValueError(f"logged must be 'auto', 'all', or some of {', '.join(sorted(ranking))}; got {logged!r}.")
     return wanted
-
-
-def evenly(items: Sequence[T], most: int) -> list[T]:
-    """At most this many, spread evenly, the last among them."""
-    step = -(-len(items) // most) or 1
-    return list(items[::-1][::step][::-1])

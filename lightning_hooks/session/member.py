@@ -78,8 +78,7 @@ class Member:
         settings.check_early(name, kind.checks_early)
         self.alerting = Alerting(settings.functions, RuleBook(RULES.get(kind.report_type, ()), settings.rules, kind.report_type))
         self.log = MemberLog(name, settings, kind)
-        every = 1 if kind.every_step else settings.every_n_steps
-        self.sampling = Sampling(name, every, settings.max_overhead, kind.every_step)
+        self.sampling = Sampling(name, 1 if kind.every_step else settings.every_n_steps, settings.max_overhead, kind.every_step)
         self.selection = describe_selector(settings.modules)  # distinguishes two monitors of a kind in a checkpoint
         self.history = History(name, kind)
         self.end: dict[str, Any] | None = None
@@ -128,8 +127,7 @@ class Member:
         self._capsules = set(state.get("capsules", ()))
         settings = self.settings
         if settings.capsule is not None and not session.evidence.on:  # as the first monitor says that has one
-            place, most = settings.capsule, settings.max_capsule_mb
-            writer = CapsuleWriter(place, most, settings.report_dir, self._capsules)
+            writer = CapsuleWriter(settings.capsule, settings.max_capsule_mb, settings.report_dir, self._capsules)
             session.evidence.open(writer, settings.keep_batches)
         self._context = context = Context(
             name=self.name,
@@ -163,8 +161,9 @@ class Member:
         check_sites(self.name, self.alerting.rules, collector.names)
         with loading_state(self.name):
             if "epoch" in state:
-                window = load_window(self.name, collector, self.windows, state["epoch"], host.setup.is_global_zero)
-                context.batches, context.sampled_batches = window
+                context.batches, context.sampled_batches = load_window(
+                    self.name, collector, self.windows, state["epoch"], host.setup.is_global_zero
+                )
         if self.unchecked_regions and not IN_GRAPHS and session.hooks.of(context):
             warn_of_tracing()
 
@@ -279,8 +278,7 @@ class Member:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs. Ranks may be merged: every rank is asked."""
-        state: dict[str, Any] = {"alerts": self.alerting.state_dict()}
-        state["capsules"] = sorted(self._capsules)
+        state: dict[str, Any] = {"alerts": self.alerting.state_dict(), "capsules": sorted(self._capsules)}
         if self.collector is not None:
             state |= self.collector.state_dict()
         if self.session is not None and (self.context.batches or self.windows.index):  # in the middle of an epoch

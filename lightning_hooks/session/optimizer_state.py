@@ -8,7 +8,6 @@ from itertools import compress, islice
 from operator import is_
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -17,7 +16,7 @@ from lightning_hooks.declare.parameter_places import ParameterPlaces
 from lightning_hooks.declare.step import EarlierOptimizers, Step, loss_scale, versions
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import Listener
-from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
+from lightning_hooks.hooks.modes import is_captured, outside_modes
 from lightning_hooks.hooks.tensors import addresses_of, computed, is_freed
 
 
@@ -125,7 +124,7 @@ class BeforeUpdate(Listener):
 
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hand on a closure that looks when the one given is done."""
-        if torch.cuda.is_initialized() and is_captured():  # type: ignore[no-untyped-call]
+        if is_captured():
             return None
         closure, watch = kwargs.get("closure", args[1] if len(args) > 1 else None), self.watch
         if self.entered is not None and not watch.depth:
@@ -137,10 +136,7 @@ class BeforeUpdate(Listener):
 
         def watched() -> Any:
             result = None if closure is None else closure()
-            if function_modes() or dispatch_modes():
-                with outside_modes():
-                    self.starts(watch)
-            else:
+            with outside_modes():
                 self.starts(watch)
             return result
 
@@ -159,14 +155,11 @@ class AfterUpdate(Listener):
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Report it."""
         watch = self.watch
-        if torch.cuda.is_initialized() and is_captured():  # type: ignore[no-untyped-call]
+        if is_captured():
             return
         watch.depth = max(watch.depth - 1, 0)
         if not watch.depth:
-            if function_modes() or dispatch_modes():
-                with outside_modes():
-                    self.left(watch)
-            else:
+            with outside_modes():
                 self.left(watch)
             if self.taken is not None:
                 self.taken(optimizer)
@@ -195,12 +188,10 @@ class GradientTrace:
         small = [*islice((parameter for parameter in parameters if parameter.dim() < 2), LOOKED_AT)] if unannounced else []
         self.parameters = small or parameters[:: -(-len(parameters) // LOOKED_AT)]
         self._keeps = bool(small)
-        self._kept: list[Tensor] = []
+        self._kept = [gradient for parameter in small if (gradient := parameter.grad) is not None]
         self.unzeroed = True
         self.wasted = self.over = False
         self.versions = versions(self.parameters)
-        if small:
-            self._kept = [gradient for parameter in small if (gradient := parameter.grad) is not None]
 
     @property
     def added_to(self) -> bool:

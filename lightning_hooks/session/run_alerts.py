@@ -44,8 +44,7 @@ class RunAlerts:
         Raises:
             AlertError: If a member with ``on_alert="raise"`` has a new alert.
         """
-        window = Window(self._dated(member.report) for member in members)
-        _, notices = self._enter(members, window, Member.enter)
+        _, notices = self._enter(members, Window(self._dated(member.report) for member in members), Member.enter)
         ended = [
             Notice(dataclasses.replace(over.passed_on, epoch=member.report.epoch, step=member.report.step), member, over=over)
             for member in members
@@ -120,9 +119,8 @@ class RunAlerts:
             The window with its alerts in order, and the root causes that are new, with the actions of the affected members.
         """
         books = [member.alerting.book for member in members]
-        lead = None
-        if (leading := self._lead(members, window)) is not None:
-            place, lead = leading
+        place, lead = self._lead(members, window) or (0, None)
+        if lead is not None:
             window = window.led_by(lead, place)
         judge = Judge(window)
 

@@ -125,14 +125,18 @@ class RunRecord(Sink):
             report_line(member.kind.prefix, member.selection, report, member.window_end_seconds, self._memory, not self._thinned)
             for member, report in reports
         ]
-        self._event = event = dict[str, Any](position(reports[-1][1]), seconds=perf_counter() - self._began)
-        event["bytes"] = sum(member.table_bytes for member in used)
         loss = Window(member.report for member in self.members).loss
-        event |= {**({} if loss is None else {"loss": loss}), "lr": learning_rates(self._host.optimizers)}
+        self._event = {
+            **position(reports[-1][1]),
+            "seconds": perf_counter() - self._began,
+            "bytes": sum(member.table_bytes for member in used),
+            **({} if loss is None else {"loss": loss}),
+            "lr": learning_rates(self._host.optimizers),
+        }
         self._take_metrics()
         self._began = perf_counter()
         health = self._health()
-        append(self.file, "".join([*start, *lines, *self._source_lines(health), line("epoch", event)]))
+        append(self.file, "".join([*start, *lines, *self._source_lines(health), line("epoch", self._event)]))
         write_whole(self.file.with_name(HEALTH), health.text())
 
     def _take_metrics(self) -> bool:
@@ -168,8 +172,7 @@ class RunRecord(Sink):
 
     def _source_lines(self, health: Health) -> Iterator[str]:
         """Look up where the modules of new alerts come from; a line for each."""
-        new = [site for site in health.sites() if site not in self._sources]
-        for site in new:
+        for site in [site for site in health.sites() if site not in self._sources]:
             self._model_sources = self._model_sources or Sources(self._host.model)
             source = self._model_sources.of(site)
             if source is not None:
@@ -200,8 +203,7 @@ class RunRecord(Sink):
         write_whole(self.file.with_name(HEALTH), self._health().text())
         written = write_health(read_run(self.file))
         trackers = self._host.metrics.trackers
-        others = (self.file, self.file.with_name(ALERTS), self.file.with_name(HEALTH))
-        for path in filter(Path.exists, (*written, *others)):
+        for path in filter(Path.exists, (*written, self.file, self.file.with_name(ALERTS), self.file.with_name(HEALTH))):
             trackers.file(path, self._host.position.global_step)
         with self._host.console.printing():
             if not print_closing(self.members, str(written[0]), command_for(self.file.parent.parent)):
@@ -226,8 +228,14 @@ def _alert_record(notice: Notice) -> dict[str, Any]:
     event, first, last = (
         ("raised", alert.epoch, alert.epoch) if over is None else ("cleared", over.passed_on.epoch, over.last_epoch)
     )
-    head = {"version": ALERTS_VERSION, "event": event, "monitor": notice.member.kind.prefix}
-    return {**head, **alert.record(), "first_epoch": first, "last_epoch": last}
+    return {
+        "version": ALERTS_VERSION,
+        "event": event,
+        "monitor": notice.member.kind.prefix,
+        **alert.record(),
+        "first_epoch": first,
+        "last_epoch": last,
+    }
 
 
 def _description(host: Host) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightning_hooks.alerts import AlertError
@@ -18,7 +17,7 @@ from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import Once, info, skipped_message
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.hooks import guarded
-from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
+from lightning_hooks.hooks.modes import is_captured, outside_modes
 from lightning_hooks.replay.measure import StepMeasure
 from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.batches import Batches, BatchPlan
@@ -135,15 +134,9 @@ class Session:
 
     def step(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
         """Return a block in which the loop calls ``training_step`` or ``validation_step`` with these arguments."""
-        if self._batch[0] is None:  # validation_step
-            pass
-        elif function_modes() or dispatch_modes():
+        if self._batch[0] is not None:  # else it is validation_step
             with outside_modes():
                 self.forward(args, kwargs)
-        elif self.measure.on:
-            self.forward(args, kwargs)
-        elif self.evidence.on:
-            self.evidence.forward(args, kwargs)
         return self.calls.observer.step() if self.calls.running or self.calls.in_validation else _NOTHING
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -155,7 +148,7 @@ class Session:
 
     def before_backward(self, loss: Tensor) -> None:
         """Backward starts."""
-        if torch.cuda.is_initialized() and is_captured():  # type: ignore[no-untyped-call]
+        if is_captured():
             return
         plan = self._plan
         if self.calls.running:
@@ -172,7 +165,7 @@ class Session:
 
     def after_backward(self) -> None:
         """Backward is done."""
-        if torch.cuda.is_initialized() and is_captured():  # type: ignore[no-untyped-call]
+        if is_captured():
             return
         plan = self._plan
         if not self.host.setup.automatic_optimization:  # a manual loop may run forward again in the same batch

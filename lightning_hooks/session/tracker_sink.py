@@ -12,7 +12,8 @@ from typing_extensions import override
 from lightning_hooks.alerts import kinds_of
 from lightning_hooks.declare.host import Host
 from lightning_hooks.declare.warn import Once
-from lightning_hooks.session.logged import MOST_PICTURED, evenly
+from lightning_hooks.run_report.training import thinned
+from lightning_hooks.session.logged import MOST_PICTURED
 from lightning_hooks.session.member import Member
 from lightning_hooks.session.terminal import open_alerts, verdict_of
 from lightning_hooks.sinks import Notice, Sink
@@ -140,10 +141,9 @@ class TrackerSink(Sink):
 
     def _draw(self, member: Member, folder: str, last: bool) -> None:
         try:
-            reports = evenly(list(member.history.reports), MOST_PICTURED)
+            reports = thinned([*member.history.reports], MOST_PICTURED)
             for name, draw in member.log.fresh(member.live.figures(reports, member.log.written, last)).items():
-                picture = Picture.of_figure(draw())
-                self._host.metrics.trackers.picture(f"{folder}/{name}", picture, self._host.metrics.step)
+                self._host.metrics.trackers.picture(f"{folder}/{name}", Picture.of_figure(draw()), self._host.metrics.step)
         except Exception as error:  # noqa: BLE001  a picture's trouble is not the training's
             what = f"The pictures of {member.name} could not be drawn: {type(error).__name__}: {error}. Training goes on."
             self._warn_once(what, about=member.name)

@@ -139,8 +139,7 @@ def visible(text: str) -> str:
 
 def some(names: Sequence[str], most: int = 6) -> str:
     """Join names, and count those beyond ``most``."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)
 
 
 def cell(value: object) -> str:
