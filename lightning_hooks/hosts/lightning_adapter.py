@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import Self, override
 
 from lightning_hooks.declare.collector import EPOCH_END, VALIDATION
-from lightning_hooks.hooks.modes import outside_modes
+from lightning_hooks.hooks.modes import dispatch_modes, function_modes, outside_modes
 from lightning_hooks.hosts.lightning import FitObjects, LightningHost
 from lightning_hooks.hosts.lightning_api import around_steps, callbacks_of
 from lightning_hooks.session.session import Session
@@ -94,7 +94,10 @@ def _event(name: str, takes: int = 0) -> Callable[..., None]:
         if self.session is None:
             return
         event = method(self.session)
-        with outside_modes():
+        if function_modes() or dispatch_modes():
+            with outside_modes():
+                event(*given[2 : 2 + takes])
+        else:
             event(*given[2 : 2 + takes])
 
     return call

@@ -16,7 +16,7 @@ from lightning_hooks.declare.parameter_places import ParameterPlaces
 from lightning_hooks.declare.step import EarlierOptimizers, Step, loss_scale, versions
 from lightning_hooks.declare.warn import warn
 from lightning_hooks.hooks import Listener
-from lightning_hooks.hooks.modes import is_captured, outside_modes
+from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
 from lightning_hooks.hooks.tensors import addresses_of, computed, is_freed
 
 
@@ -136,7 +136,10 @@ class BeforeUpdate(Listener):
 
         def watched() -> Any:
             result = None if closure is None else closure()
-            with outside_modes():
+            if function_modes() or dispatch_modes():
+                with outside_modes():
+                    self.starts(watch)
+            else:
                 self.starts(watch)
             return result
 
@@ -159,7 +162,10 @@ class AfterUpdate(Listener):
             return
         watch.depth = max(watch.depth - 1, 0)
         if not watch.depth:
-            with outside_modes():
+            if function_modes() or dispatch_modes():
+                with outside_modes():
+                    self.left(watch)
+            else:
                 self.left(watch)
             if self.taken is not None:
                 self.taken(optimizer)

@@ -17,7 +17,7 @@ from lightning_hooks.declare.step import Step
 from lightning_hooks.declare.warn import Once, info, skipped_message
 from lightning_hooks.diagnostics.batches.inputs import tensors_in
 from lightning_hooks.hooks import guarded
-from lightning_hooks.hooks.modes import is_captured, outside_modes
+from lightning_hooks.hooks.modes import dispatch_modes, function_modes, is_captured, outside_modes
 from lightning_hooks.replay.measure import StepMeasure
 from lightning_hooks.replay.watch import StepWatch
 from lightning_hooks.session.batches import Batches, BatchPlan
@@ -134,9 +134,15 @@ class Session:
 
     def step(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
         """Return a block in which the loop calls ``training_step`` or ``validation_step`` with these arguments."""
-        if self._batch[0] is not None:  # else it is validation_step
+        if self._batch[0] is None:  # validation_step
+            pass
+        elif function_modes() or dispatch_modes():
             with outside_modes():
                 self.forward(args, kwargs)
+        elif self.measure.on:
+            self.forward(args, kwargs)
+        elif self.evidence.on:
+            self.evidence.forward(args, kwargs)
         return self.calls.observer.step() if self.calls.running or self.calls.in_validation else _NOTHING
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
