@@ -77,16 +77,16 @@ def constant_weights(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgem
     found_at = near or [name for name in flat if name.rpartition(".")[0] in able]
     if not found_at or (not near and len(flat) > 3):
         return None
-    name = found_at[0]
+    name, several = found_at[0], [f"{site}.weight" for site in facts.flow.model_setup.constant_weights]
     first, now = facts.start[name], facts.now.get(name)
     found.add_all(
-        (bool(near), SOME, "it is at this site, or next to it"),
+        (bool(near), STRONG if name in several else SOME, "it is at this site, or next to it"),
         (not near, SLIGHT, f"{len(flat)} of the model's weights start so"),
         (now is not None and now.constant, SOME, "it is so still"),
     )
     gains = [gain for site, gain in usable_gains(facts).items() if f"{site}.weight" not in flat]
     gain = float(f"{statistics.median(gains) if gains else 1.0:.2g}")
-    alike = _alike(facts, name, first, flat)
+    alike = several if name in several else _alike(facts, name, first, flat)
     code = "; ".join(f"nn.init.kaiming_normal_({in_code(other)}).mul_({gain / math.sqrt(2):.2g})" for other in alike)
     remedy = Remedy("initialise", ", ".join(alike), first.mean, gain, "", "outputs that differ from unit to unit", SOON, code)
     return f"{name} started with {first.mean:.3g} in all of its {first.elements} numbers.", [remedy]
