@@ -60,7 +60,7 @@ def fault(name: str, story: str, measure: str, lost: float, **mistake: Any) -> C
 
 
 FIRST = ("vision", "text", "tabular", "generative", "metric")
-SECOND = ("pictures", "language", "series", "synthesis")
+SECOND = ("pictures", "language", "series", "synthesis", "control")
 
 
 def load() -> None:

@@ -147,11 +147,10 @@ def colourisation_of_photos(order: tuple[int, ...] = (0, 1, 2)) -> Training:
     return fit(net, lambda net, b: F.l1_loss(net(b[0]), b[1]), partial(Adam, lr=3e-3), fed, 4)
 
 
-@fault("rows_for_columns", "Marks are given as (x, y), the grid of the net as (y, x).", "val_error", 0.99, indexing="xy")
 @healthy
-def keypoints_with_soft_argmax(indexing: str = "ij") -> Training:
+def keypoints_with_soft_argmax() -> Training:
     axis = torch.linspace(-1, 1, 16)
-    grid = torch.stack(torch.meshgrid(axis, axis, indexing=indexing), -1).view(-1, 2)
+    grid = torch.stack(torch.meshgrid(axis, axis, indexing="ij"), -1).view(-1, 2)
 
     def distance(net: Any, batch: Any) -> Tensor:
         return (net(batch["picture"]).flatten(1).softmax(1) @ grid - batch["mark"]).norm(dim=1).mean()

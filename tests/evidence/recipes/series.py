@@ -147,16 +147,24 @@ def gcn_on_a_block_graph(depth: int = 2) -> Training:
     return fit(net, cross_entropy, partial(Adam, lr=1e-2, weight_decay=5e-4), feed(torch.arange(400), group, batch=16), 6, accuracy)
 
 
-@fault("rate_taken_for_its_log", "poisson_nll_loss takes the predicted rate for its logarithm.", "val_loss", 0.5, log_input=True)
+@fault(
+    "seconds_since_1970",
+    "Times are seconds since 1970 in single precision, which is 128 seconds wide.",
+    "val_loss",
+    0.35,
+    zero=1_700_000_100,
+)
+@fault("rate_taken_for_its_log", "poisson_nll_loss takes the predicted rate for its logarithm.", "val_loss", 0.76, log_input=True)
 @healthy
-def poisson_counts(log_input: bool = False) -> Training:
+def counts_over_five_minutes(log_input: bool = False, zero: int = 0) -> Training:
     def nll(net: Any, batch: Any) -> Tensor:
         return F.poisson_nll_loss(net(batch[0]), batch[1], log_input and net.training)
 
-    x = torch.randn(1600, 5, generator=rng())
-    rate = torch.exp(x[:, :1] + 0.5 * x[:, 1:2] * x[:, 2:3] + 0.5)
-    counts = torch.poisson(rate.clamp(max=20), generator=rng(1))
-    return fit(nn.Sequential(mlp(5, 32, 32, 1), nn.Softplus()), nll, partial(Adam, lr=3e-3), feed(x, counts, batch=32), 5)
+    seconds, x = torch.randint(0, 86_400, (1600, 1), generator=rng()), torch.randn(1600, 2, generator=rng(1))
+    phase = 2 * pi / 300 * (zero + seconds).float()
+    rate = torch.exp(0.5 + 1.5 * torch.sin(2 * pi / 300 * seconds) + 0.5 * x[:, :1])
+    fed = feed(torch.cat([phase.sin(), phase.cos(), x], 1), torch.poisson(rate, generator=rng(2)), batch=32)
+    return fit(nn.Sequential(mlp(4, 32, 32, 1), nn.Softplus()), nll, partial(Adam, lr=3e-3), fed, 5)
 
 
 @fault("weights_upside_down", "The weight of positives is their odds, not the inverse.", "val_f1", 0.32, power=1)
