@@ -59,8 +59,12 @@ def fault(name: str, story: str, measure: str, lost: float, **mistake: Any) -> C
     return add
 
 
+FIRST = ("vision", "text", "tabular", "generative", "metric")
+SECOND = ("pictures", "language", "series", "synthesis", "control")
+
+
 def load() -> None:
-    for name in ("vision", "text", "tabular", "generative", "metric"):
+    for name in FIRST + SECOND:
         import_module(f"{__package__}.{name}")
 
 
