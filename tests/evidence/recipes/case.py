@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import torch.nn.functional as F
@@ -59,12 +60,14 @@ def fault(name: str, story: str, measure: str, lost: float, **mistake: Any) -> C
     return add
 
 
-FIRST = ("vision", "text", "tabular", "generative", "metric")
-SECOND = ("pictures", "language", "series", "synthesis", "control")
+SETS = {
+    "first": ("vision", "text", "tabular", "generative", "metric"),
+    "second": ("pictures", "language", "series", "synthesis", "control"),
+}
 
 
-def load() -> None:
-    for name in FIRST + SECOND:
+def load(sets: Iterable[str] = SETS) -> None:
+    for name in chain.from_iterable(map(SETS.__getitem__, sets)):
         import_module(f"{__package__}.{name}")
 
 

@@ -1,7 +1,8 @@
 """Train every recipe with the monitors on, healthy and with its mistake, and count.
 
-``python -m tests.evidence.recipes.run [--only NAME …] [--processes 2]`` prints a table and writes ``runs/recipes/rows.json``. A
-mistake is *found* if the training has a warning of a kind that the same training without it does not have.
+``python -m tests.evidence.recipes.run [--sets second] [--only NAME …] [--processes 2]`` prints a table and writes
+``runs/recipes/rows.json``. A mistake is *found* if the training has a warning of a kind that the same training without it does not
+have.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from lightning.pytorch import Trainer
 
 from lightning_hooks import monitors
 from tests.evidence.faults.training import QUIET, AlertLog
-from tests.evidence.recipes.case import FAULTS, HEALTHY, load
+from tests.evidence.recipes.case import FAULTS, HEALTHY, SETS, load
 
 ROWS = Path("runs/recipes/rows.json")
 
@@ -72,10 +73,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sets", nargs="*", choices=[*SETS], default=[*SETS], help="these sets")
     parser.add_argument("--only", nargs="*", help="these recipes and mistakes")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    load()
+    load(options.sets)
     jobs = [("healthy", name) for name in HEALTHY] + [(what, name) for name in FAULTS for what in ("planted", "twin")]
     jobs = [job for job in jobs if job[1] in (options.only or [job[1]])]
     with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=20) as pool:
