@@ -208,14 +208,14 @@ class FirstLossFar(Rule, kind="poor_init"):
 class NotLoaded(Rule, kind="not_loaded"):
     """A body that is frozen, or trained slowly, as it is in fine-tuning, and that is as PyTorch initialised it."""
 
-    slow: ClassVar[float] = 0.02  # its rate over the head's, above which it is an info: so it is set in trainings from scratch
+    slow: ClassVar[float] = 0.02  # its rate over the head's, from which on it is an info: so it is set in trainings from scratch
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         found = report.model_setup.unloaded
         if found is not None and not any(had_gradient(report, f"{name}.weight") for name in found.layers if not found.rate):
             how = f"have {percent(found.rate)} of the head's learning rate" if found.rate else "are frozen"
             yield self.alert(
-                report, around(found.layers), float(len(found.layers)), 1.0, graded(found.rate <= self.slow),
+                report, around(found.layers), float(len(found.layers)), 1.0, graded(found.rate < self.slow),
                 f"{len(found.layers)} of {found.known} layers ({some(found.layers, 3)}) {how}, as if they were trained before, and "
                 "are as they were initialised: layers after them learn from random features.",
             )  # fmt: skip
@@ -267,7 +267,7 @@ KINDS = (
         "                 or with weights and a bias that are uniform in ±1/sqrt(fan_in)\n\n"
         "alert if 0.8 of at least 3 layers are, that come before what trains and are frozen, or have 0.1 of its learning rate\n"
         "not for a frozen module if another one of its class and shapes trains",
-        severities="warning; info where it has more than {NotLoaded.slow} of the rate",
+        severities="warning; info where it has {NotLoaded.slow} of the rate or more",
         advice=("Look at the missing_keys that load_state_dict returns, or pass strict=True",),
     ),
 )  # fmt: skip
