@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -66,9 +66,13 @@ SETS = {
 }
 
 
-def load(sets: Iterable[str] = SETS) -> None:
-    for name in chain.from_iterable(map(SETS.__getitem__, sets)):
+def load() -> None:
+    for name in chain.from_iterable(SETS.values()):
         import_module(f"{__package__}.{name}")
+
+
+def set_of(recipe: Recipe) -> str:
+    return next(name for name, modules in SETS.items() if recipe.__module__.rpartition(".")[2] in modules)
 
 
 class Learner(LightningModule):

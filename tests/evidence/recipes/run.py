@@ -21,7 +21,7 @@ from lightning.pytorch import Trainer
 
 from lightning_hooks import monitors
 from tests.evidence.faults.training import QUIET, AlertLog
-from tests.evidence.recipes.case import FAULTS, HEALTHY, SETS, load
+from tests.evidence.recipes.case import FAULTS, HEALTHY, SETS, load, set_of
 
 ROWS = Path("runs/recipes/rows.json")
 
@@ -77,8 +77,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="these recipes and mistakes")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    load(options.sets)
-    jobs = [("healthy", name) for name in HEALTHY] + [(what, name) for name in FAULTS for what in ("planted", "twin")]
+    load()
+    jobs = [("healthy", name) for name, recipe in HEALTHY.items() if set_of(recipe) in options.sets]
+    mistakes = [name for name, fault in FAULTS.items() if set_of(fault.healthy) in options.sets]
+    jobs += [(what, name) for name in mistakes for what in ("planted", "twin")]
     jobs = [job for job in jobs if job[1] in (options.only or [job[1]])]
     with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=20) as pool:
         rows = list(pool.imap_unordered(run, jobs))
