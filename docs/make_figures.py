@@ -93,6 +93,12 @@ def _inputs(run: Run) -> dict[str, float]:
     return {stage: stats.rms for stage, stats in run.features[-1].inputs.items() if stage in ("training", "validation")}
 
 
+def _distances(run: Run) -> dict[str, float]:
+    return {
+        f"window {place}": stats.distance for place, one in enumerate(run.gradients) for stats in one.model_setup.copies.values()
+    }
+
+
 def _ratios(run: Run) -> dict[str, float]:
     return {site: stats.ratio for site, stats in run.features[-1].representations.items()}
 
@@ -167,6 +173,11 @@ PICTURES: dict[str, tuple[str, str, Callable[[Run], Figure]]] = {
     "second_moment_stale": ("loss_divided_too_often", "update_ratios", lambda run: plots.update_ratios(run.gradients[-1])),
     "lr_zero": ("scheduler_at_every_batch", "loss", loss),
     "optimizer_settings": ("betas_in_wrong_order", "loss", loss),
+    "module_copy": (
+        "teacher_stands_still",
+        "distance",
+        bars("The teacher", "distance from the student, over its norm", _distances),
+    ),
     "not_optimized": ("not_in_optimizer", "update_ratios", lambda run: plots.update_ratios(run.gradients[-1])),
     "double_softmax": ("softmax_before_cross_entropy", "loss", loss),
     "eval_mode": ("body_in_eval_mode", "loss", loss),

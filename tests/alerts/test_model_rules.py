@@ -15,12 +15,14 @@ from lightning_hooks.alerts import (
     GradientFlowReport,
     OffsetInput,
     ParameterSetup,
+    Placeholder,
     PoorInit,
     SameSamples,
     Shared,
+    TargetStats,
     ValidationShift,
 )
-from lightning_hooks.diagnostics.causes.data import strong_augmentation
+from lightning_hooks.diagnostics.causes.data import placeholder, strong_augmentation
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.features.table import FeatureStats
 from lightning_hooks.diagnostics.gradients.tables import GradientStats, ParameterGradientStats
@@ -99,10 +101,30 @@ def test_same_samples() -> None:
 )
 def test_validation_shift(training: float, validation: float | None, found: float | None) -> None:
     inputs = {"training": replace(FED, rms=training)} | ({} if validation is None else {"validation": replace(FED, rms=validation)})
-    for fields in ({"inputs": inputs}, {"layer_inputs": inputs, "first_layer": "late"}):
+    targets = {"mse_loss": TargetStats(4, 0, 0, 0, 0, 0, 0)}
+    for fields in ({"inputs": inputs}, {"layer_inputs": inputs, "first_layer": "late", "targets": targets}):
         alerts = names(ValidationShift(), features(**fields))
         site = "stem" if "inputs" in fields else "late"
         assert alerts == ([] if found is None else [("validation_shift", site, pytest.approx(found), "warning")])
+    assert not names(ValidationShift(), features(layer_inputs=inputs, first_layer="late")), "neither data nor targets: a game"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "rms", "found"),
+    [(-999.0, 3.0, 318.0, -999.0), (-999.0, 3.0, 500.0, None), (-998.0, 3.0, 318.0, None), (-1.0, 9999.0, 100.0, 9999.0),
+     (-9999.0, 99999.0, 1e4, 99999.0), (-99.0, 3.0, 9.0, None)],
+)  # fmt: skip
+def test_a_number_that_stands_for_what_is_missing(low: float, high: float, rms: float, found: float | None) -> None:
+    inputs = {"training": replace(FED, min=low, max=high, rms=rms), "validation": replace(FED, min=-999.0, rms=9.0)}
+    alerts = [*Placeholder()(features(inputs=inputs))]
+    assert [(alert.kind, alert.site, alert.value) for alert in alerts] == (
+        [] if found is None else [("feature_scale", "the data", abs(found) / rms)]
+    )
+    for alert in alerts:
+        cause = placeholder.judge(alert, Facts(features=features(inputs=inputs, input_place="['x']")))
+        assert alert.message.startswith(f"batch[0] holds {found:g}, which stands for what is missing")
+        assert cause is not None
+        assert cause.remedies[0].code == f"x[x == {found:g}] = 0"
 
 
 @pytest.mark.parametrize(("before", "found"), [(1.0, []), (4.9, ["validation_shift"])])

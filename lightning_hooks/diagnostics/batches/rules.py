@@ -124,6 +124,27 @@ class FeatureScale(Rule, kind="feature_scale"):
             )  # fmt: skip
 
 
+class Placeholder(Rule, kind="feature_scale"):
+    """Inputs whose largest number stands for what is missing in many data sets, such as -999, among numbers that are far smaller.
+
+    Attributes:
+        ratio: That number over the root mean square of all, above which it counts: one of four numbers may be missing.
+    """
+
+    ratio: float = 2.0
+
+    def __call__(self, report: FeatureReport) -> Alerts:
+        sizes = {max(stats.min, stats.max, key=abs): stats.rms for name, stats in report.inputs.items() if name == "training"}
+        for value, rms in sizes.items():
+            if value in data.NINES and abs(value) > self.ratio * rms:
+                yield self.alert(
+                    report, THE_DATA, abs(value) / rms, self.ratio, "warning",
+                    f"batch{report.input_place} holds {value:g}, which stands for what is missing in many data sets: it is "
+                    f"{abs(value) / rms:.3g} times the root mean square of all its numbers (limit {self.ratio:g}).",
+                    advice=("Replace it by the mean of the feature, and add a feature that says where it was missing",),
+                )  # fmt: skip
+
+
 class IdOutOfRange(Rule, kind="id_out_of_range", urgent=True):
     """An id that an embedding has no row for, with which training ended. It is looked for on the CPU, in one process."""
 
@@ -184,7 +205,16 @@ class RanksSameBatch(Rule, kind="ranks_same_batch"):
             )  # fmt: skip
 
 
-__all__ = ["BatchRepeated", "FeatureScale", "FewSamples", "IdOutOfRange", "LabelsIgnored", "RanksDiffer", "RanksSameBatch"]
+__all__ = [
+    "BatchRepeated",
+    "FeatureScale",
+    "FewSamples",
+    "IdOutOfRange",
+    "LabelsIgnored",
+    "Placeholder",
+    "RanksDiffer",
+    "RanksSameBatch",
+]
 
 KINDS = (
     Kind(
@@ -216,9 +246,11 @@ KINDS = (
         "feature_scale", "One feature much larger than the others", group="Data", states="symptom",
         causes=(data.placeholder, data.large_inputs),
         meaning="A linear layer is given data of which one feature is many times as large as the others. It drowns them: outputs "
-        "depend on it alone, and a learning rate that is right for its weights is far too small for theirs.",
+        "depend on it alone, and a learning rate that is right for its weights is far too small for theirs. Or one number among "
+        "the inputs, such as -999, stands for what is missing.",
         formula="size = rms of a feature over the samples of a batch, at a linear layer whose input has no gradient\n\n"
-        "alert if max(size) / median(size, of those above 0) > {FeatureScale.ratio}",
+        "alert if max(size) / median(size, of those above 0) > {FeatureScale.ratio}\n"
+        "or if the largest number of the inputs is ±999, ±9999 or ±99999, and > {Placeholder.ratio} * rms of all",
         advice=("Normalise the features, each by its mean and standard deviation over the training data",
             "Leave out an index or id, or give it to an nn.Embedding", "Put an nn.BatchNorm1d before the layer"),
     ),

@@ -106,12 +106,17 @@ def tiny_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"{place} holds numbers up to {largest:.2g}, where a size of 1 is usual.", [remedy]
 
 
+NINES = (-999.0, -9999.0, -99999.0, 999.0, 9999.0, 99999.0)
+"""Numbers that stand for what is missing in many data sets."""
+
+
 @possible_cause("replace that number by the mean of the others")
 def placeholder(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A number far from all others stands for what is missing."""
     stats = facts.features.inputs.get("training")
     value = 0.0 if stats is None else max(stats.min, stats.max, key=abs)
-    if stats is None or not (math.inf > abs(value) >= 99 and value == round(value) and abs(value) > 7 * stats.rms):
+    least = 2 if value in NINES else 7
+    if stats is None or not (math.inf > abs(value) >= 99 and value == round(value) and abs(value) > least * stats.rms):
         return None
     largest = max((scales.rms for scales in facts.features.feature_scales.values()), default=0.0)
     found.add(abs(value) < 4 * largest, EXCLUDES, f"numbers of one feature have a root mean square of {largest:.3g}")

@@ -116,7 +116,8 @@ class ValidationShift(Rule, kind="validation_shift", judges="epoch"):
 
     The batches are compared, and what the first layer is given: a training step may scale its batch, or add noise to it. The
     outputs of layers differ in healthy runs too: by dropout, batch normalisation and what was learned over the epoch.
-    Training data that are larger than in all windows before hold an unusual batch.
+    Training data that are larger than in all windows before hold an unusual batch. What a step makes without data or targets, as
+    the states of a game are, changes with what was learned.
 
     Attributes:
         factor: Root mean square of the inputs in validation over that in training, or the inverse.
@@ -125,9 +126,10 @@ class ValidationShift(Rule, kind="validation_shift", judges="epoch"):
     factor: float = 4.0
 
     def __call__(self, report: FeatureReport) -> Alerts:
+        data = bool(report.inputs or report.outputs or report.targets)
         compared = (
             (report.first_called, f"its input ({in_batch(report.input_place)})", [one.inputs for one in report.windows]),
-            (report.first_layer, "its input, as the step has prepared it,", [one.layer_inputs for one in report.windows]),
+            (report.first_layer * data, "its input, as the step has prepared it,", [one.layer_inputs for one in report.windows]),
         )
         for site, what, inputs in compared:
             *known, training = [getattr(of_window.get("training"), "rms", 0.0) for of_window in inputs]

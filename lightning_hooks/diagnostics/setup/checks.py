@@ -109,7 +109,7 @@ class ModelSetup:
     slowest_momentum: float = 1.0
     constant_weights: dict[str, float] = field(default_factory=dict)
     one_sign_weights: dict[str, float] = field(default_factory=dict)
-    made: Mapping[str, str] = field(default_factory=dict)
+    made: dict[str, str] = field(default_factory=dict)
     unloaded: Unloaded | None = None
     copies: dict[str, CopyStats] = field(default_factory=dict)
     weights_set: WeightsSet | None = None
@@ -248,7 +248,7 @@ class SetupChecks(Tables):
             slowest_momentum=self.modes.slowest_momentum(),
             constant_weights=still_alike(model, self._first.constant),
             one_sign_weights=dict(self._first.one_sign),
-            made=self._first.made,
+            made=dict(self._first.made),
             unloaded=self._unloaded,
             copies=self.weights.copies,
             weights_set=self.weights.set,
