@@ -178,8 +178,8 @@ def _earlier(problems: Sequence[FoundKind], books: Sequence[AlertBook]) -> Itera
         for alert in book.open:
             if alert.kind not in found and alert.severity != "info":
                 yield FoundKind(place, alert, lasts=True)
-            for problem in problems:  # one that was not probable may have become so
-                if (problem.alert.kind, problem.alert.site) == (alert.kind, alert.site):
+            for problem in problems:  # causes stay those that it was passed on with; those of an info are asked for anew
+                if (problem.alert.kind, problem.alert.site) == (alert.kind, alert.site) and alert.severity != "info":
                     problem.alert = dataclasses.replace(problem.alert, causes=alert.causes, remedies=alert.remedies)
 
 
