@@ -212,6 +212,19 @@ def test_a_problem_that_has_moved_on_has_its_beginning_and_its_causes() -> None:
     assert (problem.alert.name, problem.alert.causes) == (moved.name, ())
 
 
+@pytest.mark.parametrize(("severity", "known"), [("info", "unrelated_targets"), ("warning", "rate_too_low")])
+def test_the_causes_of_what_was_not_probable_are_asked_for_anew(severity: str, known: str) -> None:
+    """More steps may tell; what was passed on keeps the causes that it was passed on with."""
+    book, names = AlertBook(), f"{severity}: no_progress at loss"
+    book.new_alerts(book.grouped([replace(found(names, 0), causes=(Cause("rate_too_low", "It is so.", 0.9),))]))
+    report = replace(GradientFlowReport(1, 20, MODULES, {}, 1.0), alerts=(found("no_progress at loss", 1),))
+    now = (Cause("unrelated_targets", "It is so.", 0.6),)
+    (problem,) = in_problems(
+        Window([report]), [book], explain=lambda alerts: [replace(alert, causes=now) for alert in alerts]
+    ).problems
+    assert [cause.name for cause in problem.alert.causes] == [known]
+
+
 @pytest.mark.parametrize("cut", [1, 2])
 def test_a_resumed_run_knows_the_cause(cut: int) -> None:
     windows = [RATE], [COLLAPSE], [COLLAPSE], [COLLAPSE]
