@@ -102,7 +102,7 @@ def test_a_rate_that_is_0_at_the_start_and_a_schedule_of_steps_that_is_stepped_b
     known = facts(report=begun, schedules=(schedule,), first_rates={(0, 0): 0.0})
     later = facts(report=half, schedules=(schedule,), first_rates={(0, 0): 0.0})
     assert judged(rates.wrong_schedule, alert("update_too_small", "0-Adam", 0.0), later) is None, "an ordinary warm-up"
-    for planned, found in ((99, True), (100, False)):
+    for planned, found in ((100, True), (101, False)):
         over = facts(report=short, schedules=(schedule,), setup=training(planned_steps=planned))
         cause = judged(rates.wrong_schedule, alert("update_too_small", "0-Adam", 0.0), over)
         assert (cause is not None and cause.decisive) is found, "a cosine is near 0 in its last steps"

@@ -196,7 +196,7 @@ def wrong_schedule(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     least = min(each.settings.lr or 0.0 for each in facts.rates())
     found.add_all(
         (least < 0, PROOF, f"it is {least:.2g} now: steps climb the loss"),
-        (low > HELD * (planned or 0), STRONG, f"it was {peak:.2g}, and has been near 0 for {low} steps"),
+        (low >= max(HELD * (planned or 0), 1), STRONG, f"it was {peak:.2g}, and has been near 0 for {low} steps"),
         (0 <= lr < 0.1 * initial and peak < 0.1 * initial, STRONG, f"it is made for {initial:.2g} and has reached {peak:.2g}"),
         (peak > 1.5 * initial > 0, STRONG, f"it began with {initial:.2g} and has reached {peak:.2g}"),
         (rate.first == 0 and peak < 0.5 * initial, STRONG, f"it was 0 at first and has reached {peak:.2g} of {initial:.2g}"),
