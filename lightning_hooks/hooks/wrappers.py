@@ -192,8 +192,10 @@ class guarded:  # noqa: N801
 
 def is_transformed() -> bool:
     """Whether ``torch.func`` transforms, ``torch.jit`` traces or a CUDA graph captures what runs now: what a hook computes, too."""
-    # Neither of the first two has a public name without a detour.
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._is_tracing() or is_captured()
+    functorch = torch._C._functorch  # neither of the first two has a public name without a detour
+    if functorch.peek_interpreter_stack() is not None or torch._C._is_tracing():
+        return True
+    return torch.cuda.is_initialized() and is_captured()  # type: ignore[no-untyped-call]
 
 
 class skipping(guarded):  # noqa: N801  as guarded

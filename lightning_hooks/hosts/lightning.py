@@ -169,7 +169,9 @@ class LightningHost(TrainerReference, Host):
     def epoch_ends(self) -> bool:
         """Whether the training batch that ends now is the epoch's last."""
         trainer = self._trainer()
-        return trainer is not None and lightning_api.epoch_ends(trainer)
+        if trainer is None:
+            return False
+        return bool(trainer.is_last_batch or trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step)
 
     @property
     @override

@@ -178,7 +178,7 @@ def _earlier(problems: Sequence[FoundKind], books: Sequence[AlertBook]) -> Itera
         for alert in book.open:
             if alert.kind not in found and alert.severity != "info":
                 yield FoundKind(place, alert, lasts=True)
-            for problem in problems:  # causes stay those that it was passed on with; those of an info are asked for anew
+            for problem in problems:  # what was passed on keeps its causes; those of an info may be others by now
                 if (problem.alert.kind, problem.alert.site) == (alert.kind, alert.site) and alert.severity != "info":
                     problem.alert = dataclasses.replace(problem.alert, causes=alert.causes, remedies=alert.remedies)
 

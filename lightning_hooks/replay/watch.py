@@ -23,7 +23,7 @@ from lightning_hooks.hooks.selection import compiled_regions
 from lightning_hooks.hooks.tensors import number
 from lightning_hooks.replay.blame import Blame, blame, describe_inputs
 from lightning_hooks.replay.capsule import CapsuleWriter
-from lightning_hooks.replay.rerun import StepRerun, shallow
+from lightning_hooks.replay.rerun import StepRerun
 from lightning_hooks.replay.results import ReplayResults
 from lightning_hooks.replay.ring import BatchUnderWay, ChangedBuffers, Ring, StepEvidence
 from lightning_hooks.replay.rows import rows_of
@@ -111,7 +111,8 @@ class StepWatch:
             now.in_forward = True
             if hasattr(type(args[0]), "__next__"):  # training_step(dataloader_iter) fetches by itself
                 return
-            now.batch = shallow(args[0])
+            batch = args[0]
+            now.batch = type(batch)(batch) if type(batch) in (dict, list) else batch  # which a step may take entries from
             now.rest = tuple(args[1:]), dict(kwargs)
             self._recent.append(now)
             if self.results.own is None and self._on_host:

@@ -8,6 +8,7 @@ from itertools import compress, islice
 from operator import is_
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -124,7 +125,7 @@ class BeforeUpdate(Listener):
 
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hand on a closure that looks when the one given is done."""
-        if is_captured():
+        if torch.cuda.is_initialized() and is_captured():  # type: ignore[no-untyped-call]
             return None
         closure, watch = kwargs.get("closure", args[1] if len(args) > 1 else None), self.watch
         if self.entered is not None and not watch.depth:
@@ -158,7 +159,7 @@ class AfterUpdate(Listener):
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Report it."""
         watch = self.watch
-        if is_captured():
+        if torch.cuda.is_initialized() and is_captured():  # type: ignore[no-untyped-call]
             return
         watch.depth = max(watch.depth - 1, 0)
         if not watch.depth:
@@ -194,7 +195,7 @@ class GradientTrace:
         small = [*islice((parameter for parameter in parameters if parameter.dim() < 2), LOOKED_AT)] if unannounced else []
         self.parameters = small or parameters[:: -(-len(parameters) // LOOKED_AT)]
         self._keeps = bool(small)
-        self._kept = [gradient for parameter in small if (gradient := parameter.grad) is not None]
+        self._kept = [gradient for parameter in small if (gradient := parameter.grad) is not None] if small else []
         self.unzeroed = True
         self.wasted = self.over = False
         self.versions = versions(self.parameters)

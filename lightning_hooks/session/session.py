@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lightning_hooks.alerts import AlertError
@@ -154,7 +155,7 @@ class Session:
 
     def before_backward(self, loss: Tensor) -> None:
         """Backward starts."""
-        if is_captured():
+        if torch.cuda.is_initialized() and is_captured():  # type: ignore[no-untyped-call]
             return
         plan = self._plan
         if self.calls.running:
@@ -171,7 +172,7 @@ class Session:
 
     def after_backward(self) -> None:
         """Backward is done."""
-        if is_captured():
+        if torch.cuda.is_initialized() and is_captured():  # type: ignore[no-untyped-call]
             return
         plan = self._plan
         if not self.host.setup.automatic_optimization:  # a manual loop may run forward again in the same batch

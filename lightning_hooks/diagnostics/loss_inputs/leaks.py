@@ -91,13 +91,14 @@ class TargetCopyTable(CallTable):
             return
         target, ignored = plain_values(given), call.arguments.get("ignore_index", -100)
         table = self.held.get("table")
-        tokens = [plain_values(own) for name, (_, own) in self.held.items() if name != "table" and own.numel() == target.numel()]
         if table is not None and target.numel() == len(table[1]) == len(target):
             self._count(index, CopyColumn.CALLS, target, *_in_column(plain_values(table[1]), target))
             row = self.host_row(index)
             row[CopyColumn.SITE] = max(row[CopyColumn.SITE], table[0] + 1)
-        elif tokens and not target.is_floating_point():
-            self._count(index, CopyColumn.TOKEN_CALLS, target, *_as_tokens(tokens, target, ignored))
+        elif self.held and not target.is_floating_point():
+            others = [own for name, (_, own) in self.held.items() if name != "table" and own.numel() == target.numel()]
+            if others:
+                self._count(index, CopyColumn.TOKEN_CALLS, target, *_as_tokens(others, target, ignored))
 
     def _count(self, index: int, column: CopyColumn, target: Tensor, varied: Tensor, copied: Tensor, place: Tensor) -> None:
         self.host_row(index)[CopyColumn.TARGETS] += target.numel()
@@ -134,7 +135,7 @@ def _in_column(table: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _as_tokens(tokens: Sequence[Tensor], target: Tensor, ignored: int) -> tuple[Tensor, Tensor, Tensor]:
     """Whether labels that count differ, whether they are the tokens of one of several inputs, and 0; no host sync."""
-    labels, own = target.reshape(-1), torch.stack([given.reshape(-1).to(target.device) for given in tokens])
+    labels, own = target.reshape(-1), torch.stack([plain_values(given).reshape(-1).to(target.device) for given in tokens])
     counts = labels != ignored
     varied = (torch.where(counts, labels, -1).amax() != torch.where(counts, labels, labels.amax()).amin()) & counts.any()
     return varied, varied & ((labels == own) | ~counts).all(1).any(), labels.new_zeros(())

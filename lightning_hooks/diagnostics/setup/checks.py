@@ -79,7 +79,7 @@ class ModelSetup:
             recurrent layers, by their own names (``….weight_hh_l0``).
         one_sign_weights: Linear or convolution layer to the mean of its weights when training started, where all of them were above
             0, or all below.
-        made: Layer to how it was initialised, where its weights showed that when training started
+        made: Layer that no optimizer trains to how it was initialised, where its weights showed that when training started
             (:class:`~lightning_hooks.diagnostics.setup.initial.FirstWeights`).
         unloaded: A frozen or slowly trained body that is as it was initialised; None for none.
         copies: Module that no optimizer holds, to how it follows the one that had the same weights when training started.
@@ -241,6 +241,7 @@ class SetupChecks(Tables):
         levels, moved = self.modes.read(parts["modes"])
         updating = [name for name in moved if levels.get(name) == 0 and moved[name] > 0]
         reached = dict(zip(self._hidden, map(bool, parts["reached"].tolist()), strict=False))
+        trained = {name.rpartition(".")[0] for name, setup in self.parameters.setups.items() if setup.trains and setup.optimizers}
         return ModelSetup(
             eval_modes={name: level for name, level in levels.items() if level},
             eval_since={name: step for name, step in self.modes.since.items() if levels.get(name)},
@@ -248,7 +249,7 @@ class SetupChecks(Tables):
             slowest_momentum=self.modes.slowest_momentum(),
             constant_weights=still_alike(model, self._first.constant),
             one_sign_weights=dict(self._first.one_sign),
-            made=dict(self._first.made),
+            made={name: how for name, how in self._first.made.items() if how and name not in trained},
             unloaded=self._unloaded,
             copies=self.weights.copies,
             weights_set=self.weights.set,

@@ -203,19 +203,27 @@ class CopyFollows(Rule, kind="module_copy"):
                 message = f"its weights are those of {of} themselves, in the same memory: it changes as they do, and is no copy."
             elif stats.toward < self.away:
                 value, limit = stats.toward, self.away
-                message = f"it moves away from {of}, of which it is a copy: the cosine of its change and of the way to {of} is "
-                message += f"{value:.2g} (limit {limit:g}), and the distance is {percent(stats.distance)} of the norm."
+                message = (
+                    f"it moves away from {of}, of which it is a copy: the cosine of its change and of the way to {of} is "
+                    f"{value:.2g} (limit {limit:g}), and the distance is {percent(stats.distance)} of the norm."
+                )
             elif stats.decay is not None and stats.decay < self.decay and warm:
                 value, limit = stats.decay, self.decay
-                message = f"it is an average of {of} that keeps {percent(value)} of itself at a step (limit {percent(limit)}): "
-                message += "it is no more than the last few steps' weights."
+                message = (
+                    f"it is an average of {of} that keeps {percent(value)} of itself at a step (limit {percent(limit)}): "
+                    "it is no more than the last few steps' weights."
+                )
             elif given_up is not None and planned >= self.min_steps and given_up < self.follows:
                 value, limit = given_up, self.follows
-                message = f"it is an average of {of} that keeps {stats.decay:.5g} of itself at a step: after all {planned} planned "
-                message += f"steps only {percent(value)} of it will come from training (limit {percent(limit)})."
+                message = (
+                    f"it is an average of {of} that keeps {stats.decay:.5g} of itself at a step: after all {planned} planned "
+                    f"steps only {percent(value)} of it will come from training (limit {percent(limit)})."
+                )
             elif not stats.changed and stats.distance > 0:
-                message = f"it has the {'random ' * random}weights that {of} had when training started, and {of} has changed "
-                message += "since: it is not updated."
+                message = (
+                    f"it has the {'random ' * random}weights that {of} had when training started, and {of} has changed "
+                    "since: it is not updated."
+                )
             else:
                 continue
             yield self.alert(report, copy, value, limit, graded(stats.changed or stats.shares_memory or (random and late)), message)

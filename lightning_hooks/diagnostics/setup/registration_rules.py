@@ -105,7 +105,7 @@ class NotOptimized(Rule, kind="not_optimized"):
         site = next((site for site in report.order if f"{site}.weight" in report.setups), "")
         inside = {name: setup for name, setup in report.setups.items() if name.rpartition(".")[0] in report.order}
         trains = [name for name, setup in inside.items() if setup.optimizers and setup.learns]
-        frozen = bool(trains) and not (report.setups[f"{site}.weight"].trains or had_gradient(report, f"{site}.weight"))
+        frozen = bool(trains and site) and not (report.setups[f"{site}.weight"].trains or had_gradient(report, f"{site}.weight"))
         if frozen and report.model_setup.made.get(site):
             yield self.alert(
                 report, site, 0.0, 0.0, "warning",

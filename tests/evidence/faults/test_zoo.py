@@ -23,7 +23,6 @@ MISSED: dict[str, str] = {
     "discriminator_too_strong": "both gradients become small, as where training has converged; nothing says that the nets compete",
     "dying_relu": "a part of the units dies, as in healthy trainings too: an info",
     "one_large_step": UNEXPLAINED,
-    "post_norm_without_warm_up": "found at batch 60, after 50 batches",
 }
 """Faults that are not found, or at another site first, with the reason."""
 
