@@ -126,9 +126,9 @@ class RunAlerts:
 
         def judged(problem: FoundKind) -> Alert:
             alert, member = problem.alert, members[problem.report]
-            stands = problem.lasts or alert.name in member.alerting.set_by_user
-            effects = [effect.alert for effect in problem.effects]
-            return alert if stands else judge.judged(alert, member.settings.min_probability, effects)
+            if problem.lasts or alert.name in member.alerting.set_by_user:
+                return alert
+            return judge.judged(alert, member.settings.min_probability, [effect.alert for effect in problem.effects])
 
         found = in_problems(window, books, lead, lambda alerts: self._explained(alerts, members, window, lead), judged)
         complete = window.with_alerts(book.grouped(alerts) for book, alerts in zip(books, found.of_report, strict=True))

@@ -131,18 +131,17 @@ class Placeholder(Rule, kind="feature_scale"):
         ratio: That number over the root mean square of all, above which it counts: one of four numbers may be missing.
     """
 
-    ratio: float = 2.0
+    ratio: float = data.FAR_NINES
 
     def __call__(self, report: FeatureReport) -> Alerts:
-        sizes = {max(stats.min, stats.max, key=abs): stats.rms for name, stats in report.inputs.items() if name == "training"}
-        for value, rms in sizes.items():
-            if value in data.NINES and abs(value) > self.ratio * rms:
-                yield self.alert(
-                    report, THE_DATA, abs(value) / rms, self.ratio, "warning",
-                    f"batch{report.input_place} holds {value:g}, which stands for what is missing in many data sets: it is "
-                    f"{abs(value) / rms:.3g} times the root mean square of all its numbers (limit {self.ratio:g}).",
-                    advice=("Replace it by the mean of the feature, and add a feature that says where it was missing",),
-                )  # fmt: skip
+        value, times = data.farthest(report)
+        if value in data.NINES and times > self.ratio:
+            yield self.alert(
+                report, THE_DATA, times, self.ratio, "warning",
+                f"batch{report.input_place} holds {value:g}, which stands for what is missing in many data sets: it is "
+                f"{times:.3g} times the root mean square of all its numbers (limit {self.ratio:g}).",
+                advice=("Replace it by the mean of the feature, and add a feature that says where it was missing",),
+            )  # fmt: skip
 
 
 class IdOutOfRange(Rule, kind="id_out_of_range", urgent=True):

@@ -22,6 +22,7 @@ from lightning_hooks.declare.cause import (
     rounded,
 )
 from lightning_hooks.diagnostics.causes.facts import Facts
+from lightning_hooks.diagnostics.reports import FeatureReport
 
 _ALIKE = ("constant", "representation_collapse", "vanishing", "no_progress")
 
@@ -106,21 +107,26 @@ def tiny_inputs(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     return f"{place} holds numbers up to {largest:.2g}, where a size of 1 is usual.", [remedy]
 
 
-NINES = (-999.0, -9999.0, -99999.0, 999.0, 9999.0, 99999.0)
-"""Numbers that stand for what is missing in many data sets."""
+NINES = (-999.0, -9999.0, -99999.0, 999.0, 9999.0, 99999.0)  # numbers that stand for what is missing in many data sets
+FAR_NINES = 2.0  # how many times the root mean square of all numbers such a one must be
+
+
+def farthest(features: FeatureReport) -> tuple[float, float]:
+    """The number of the training inputs that is farthest from 0, and how many times their root mean square; 0 without inputs."""
+    stats = features.inputs.get("training")
+    value = 0.0 if stats is None else max(stats.min, stats.max, key=abs)
+    return value, 0.0 if stats is None or not stats.rms else abs(value) / stats.rms
 
 
 @possible_cause("replace that number by the mean of the others")
 def placeholder(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A number far from all others stands for what is missing."""
-    stats = facts.features.inputs.get("training")
-    value = 0.0 if stats is None else max(stats.min, stats.max, key=abs)
-    least = 2 if value in NINES else 7
-    if stats is None or not (math.inf > abs(value) >= 99 and value == round(value) and abs(value) > least * stats.rms):
+    value, times = farthest(facts.features)
+    if not (math.inf > abs(value) >= 99 and value == round(value) and times > (FAR_NINES if value in NINES else 7)):
         return None
     largest = max((scales.rms for scales in facts.features.feature_scales.values()), default=0.0)
     found.add(abs(value) < 4 * largest, EXCLUDES, f"numbers of one feature have a root mean square of {largest:.3g}")
-    found.add(True, STRONG, f"it is {abs(value) / stats.rms:.3g} times the root mean square")
+    found.add(True, STRONG, f"it is {times:.3g} times the root mean square")
     place = f"batch{facts.features.input_place}"
     remedy = Remedy("replace", place, value, f"0 where it is {value:g}", "", "inputs of one size", 1, f"x[x == {value:g}] = 0")
     return f"{place} holds {value:g}, far from its other numbers.", [remedy]

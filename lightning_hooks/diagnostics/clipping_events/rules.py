@@ -152,9 +152,11 @@ class Discarded(Rule, kind="not_zeroed"):
     def __call__(self, report: ClipReport) -> Alerts:
         for site, events in report.events.items():
             stats = report.optimizers[site]
-            zeroed, batches = stats.norm_after_max == 0 < stats.norm_before < self.most, events.discarded_batches + stats.steps
-            lost, least = (events.discarded_batches, batches)[zeroed], (self.min_batches, NotZeroed.threshold)[zeroed]
-            if lost >= max(least, self.share * batches) and (zeroed or len(report.events) == 1):
+            zeroed = stats.norm_after_max == 0 < stats.norm_before < self.most
+            lost, batches = events.discarded_batches + zeroed * stats.steps, events.discarded_batches + stats.steps
+            if lost >= max((self.min_batches, NotZeroed.threshold)[zeroed], self.share * batches) and (
+                zeroed or len(report.events) == 1
+            ):
                 when = ("before the next batch, without a step", "between backward and the step")[zeroed]
                 yield self.alert(
                     report, site, lost / batches, self.share, "warning",

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, graded, percent
-from lightning_hooks.diagnostics.causes.rates import unusual_setting, wrong_schedule
+from lightning_hooks.diagnostics.causes.rates import HELD, unusual_setting, wrong_schedule
 from lightning_hooks.diagnostics.causes.steps import loss_divided
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
 from lightning_hooks.diagnostics.reports import GradientFlowReport, has_converged, is_scale_free
@@ -56,7 +56,7 @@ class LrZero(Rule, kind="lr_zero"):
     """
 
     left: ClassVar[float] = 0.1  # share of the planned steps that must be left when the rate has been low for ``held``
-    held: ClassVar[float] = 0.05  # share of the planned steps for which the rate must have been below 1e-4 of its peak
+    held: ClassVar[float] = HELD  # share of the planned steps for which the rate must have been below 1e-4 of its peak
     initial: ClassVar[float] = 0.1
 
     def __call__(self, report: GradientFlowReport) -> Alerts:

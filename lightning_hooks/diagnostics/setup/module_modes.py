@@ -170,8 +170,11 @@ def unusual_settings(model: nn.Module) -> dict[str, dict[str, float]]:
         share, is_norm = _share_dropped(module), "norm" in type(module).__name__.lower()
         eps = as_number(stored(module, "eps", stored(module, "variance_epsilon"))) or 0.0  # the latter of RMSNorm in transformers
         momentum = as_number(stored(module, "momentum")) if isinstance(module, _NormBase) and _untrained(module) else None
-        slow = momentum is not None and momentum < SLOW_MOMENTUM
-        unusual = (("p", share, share > 0.5), ("eps", eps, is_norm and eps > 0.01), ("momentum", momentum or 0.0, slow))
+        unusual = (
+            ("p", share, share > 0.5),
+            ("eps", eps, is_norm and eps > 0.01),
+            ("momentum", momentum or 0.0, momentum is not None and momentum < SLOW_MOMENTUM),
+        )
         found[clean_name(name)] = {setting: value for setting, value, holds in unusual if holds}
     return {name: settings for name, settings in found.items() if settings}
 

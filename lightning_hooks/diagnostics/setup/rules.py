@@ -47,9 +47,11 @@ class ModuleSettings(Rule, kind="settings"):
         setup = report.model_setup
         few = {site: values for site, values in setup.values_per_channel.items() if values < self.values}
         found = [("values", value, self.values, [*few]) for value in sorted(few.values())[:1]]
-        known = {site: dict(values) for site, values in setup.settings.items() if site not in setup.eval_modes}
-        for values in known.values():
-            values["momentum"] = (1 - values.get("momentum", 1.0)) ** (report.planned_steps or math.inf)
+        known = {
+            site: {**values, "momentum": (1 - values.get("momentum", 1.0)) ** (report.planned_steps or math.inf)}
+            for site, values in setup.settings.items()
+            if site not in setup.eval_modes
+        }
         for setting, limit in (("p", self.dropout), ("eps", self.eps), ("momentum", self.left)):
             far = ((values[setting], site) for site, values in known.items() if values.get(setting, -1.0) >= limit)
             found += [(setting, value, limit, sites) for value, sites in grouped(far).items()]
