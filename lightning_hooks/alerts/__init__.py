@@ -27,6 +27,7 @@ from lightning_hooks.diagnostics.learning.rules import *
 from lightning_hooks.diagnostics.loss.learning_rules import *
 from lightning_hooks.diagnostics.loss.report import LossReport
 from lightning_hooks.diagnostics.loss.rules import *
+from lightning_hooks.diagnostics.loss_inputs.leak_rules import *
 from lightning_hooks.diagnostics.loss_inputs.leaks import TargetCopies
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
 from lightning_hooks.diagnostics.loss_inputs.rules import *

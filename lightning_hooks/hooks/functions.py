@@ -44,6 +44,7 @@ KNOWN: dict[Callable[..., Any], tuple[str, tuple[str, ...]]] = {
     F.binary_cross_entropy: ("binary_cross_entropy", ("input", "target", "weight", "size_average", "reduce", "reduction")),
     F.binary_cross_entropy_with_logits: ("bce_with_logits", ("input", "target", "weight", "size_average", "reduce", "reduction")),
     F.kl_div: ("kl_div", (*_BETWEEN_NUMBERS, "log_target")),
+    F.poisson_nll_loss: ("poisson_nll_loss", ("input", "target", "log_input")),
     F.ctc_loss: ("ctc_loss", ("log_probs", "targets", "input_lengths", "target_lengths", "blank", "reduction", "zero_infinity")),
     F.cosine_embedding_loss: ("cosine_embedding_loss", ("input1", "input2", "target", "margin")),
     F.margin_ranking_loss: ("margin_ranking_loss", ("input1", "input2", "target", "margin")),
@@ -63,14 +64,15 @@ BINARY = ("binary_cross_entropy", "bce_with_logits")
 REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")  # those of them that are losses between numbers
 DIVERGENCE = "kl_div"  # that of them that compares logarithms of probabilities with probabilities
 ALIGNED = "ctc_loss"  # that of them that sums over alignments of labels with outputs
+COUNTED = "poisson_nll_loss"  # that of them with counts for targets, which takes logarithms of rates
 # Those of them whose targets are -1 and 1.
 SIGNED = ("cosine_embedding_loss", "margin_ranking_loss", "hinge_embedding_loss", "soft_margin_loss")
 # Those of them whose outputs have no statistics: dropout returns what it was given, but for what it leaves out, and what a loss
 # is given is another site's output.
-UNMEASURED = ("dropout", "log_softmax", "cross_entropy", "nll_loss", ALIGNED, DIVERGENCE, *BINARY, *REGRESSION, *SIGNED)
+UNMEASURED = ("dropout", "log_softmax", "cross_entropy", "nll_loss", ALIGNED, COUNTED, DIVERGENCE, *BINARY, *REGRESSION, *SIGNED)
 
 _LOSSES = (
-    *(nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.KLDivLoss, nn.CTCLoss),
+    *(nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.KLDivLoss, nn.CTCLoss, nn.PoissonNLLLoss),
     *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
     *(nn.CosineEmbeddingLoss, nn.MarginRankingLoss, nn.HingeEmbeddingLoss, nn.SoftMarginLoss),
 )

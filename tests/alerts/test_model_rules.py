@@ -13,6 +13,8 @@ from lightning_hooks.alerts import (
     DoubleSoftmax,
     FeatureReport,
     GradientFlowReport,
+    InputSize,
+    LearningReport,
     OffsetInput,
     ParameterSetup,
     Placeholder,
@@ -127,6 +129,14 @@ def test_a_number_that_stands_for_what_is_missing(low: float, high: float, rms: 
         assert cause.remedies[0].code == f"x[x == {found:g}] = 0"
 
 
+@pytest.mark.parametrize(("rms", "layer", "found"), [(101.0, "stem", True), (99.0, "stem", False), (101.0, "log", False)])
+def test_inputs_of_a_layer_with_weights_that_are_far_too_large(rms: float, layer: str, found: bool) -> None:
+    inputs = {"training": replace(FED, rms=rms), "validation": replace(FED, rms=1e4)}
+    given = features(layer_inputs=inputs, first_layer=layer, initial_gains={"stem": 0.58})
+    assert names(InputSize(), given) == [("feature_scale", "stem", 101.0, "warning")] * found
+    assert not names(InputSize(), features(first_layer=layer, initial_gains={"stem": 0.58}))
+
+
 @pytest.mark.parametrize(("before", "found"), [(1.0, []), (4.9, ["validation_shift"])])
 def test_a_window_with_an_unusual_batch_is_no_validation_shift(before: float, found: list[str]) -> None:
     first, now = (
@@ -210,6 +220,8 @@ def test_constant_targets() -> None:
     assert names(ConstantTargets(), flow(1.0, setups={})) == []
     assert names(ConstantTargets(), flow(1.0, parameters={})) == []
     assert names(ConstantTargets(), flow(1.0, modules={})) == []
+    for over, found in ((0.009, []), (0.011, ["constant"])):  # of a loss that is nearly solved a few samples are all that is left
+        assert [kind for kind, *_ in names(ConstantTargets(), flow(1.0, learning=LearningReport(over_constant=over)))] == found
     (alert,) = ConstantTargets()(flow(1.0))
     assert alert.text.startswith(
         "the gradient at its output has the same direction for all samples (100% of full agreement, limit 90%)"

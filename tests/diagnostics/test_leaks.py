@@ -16,7 +16,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 def trained(
-    model: nn.Module, batches: Sequence[Batch], loss: Callable[[Tensor, Tensor], Tensor]
+    model: nn.Module, batches: Sequence[Batch], loss: Callable[[Tensor, Tensor], Tensor], kind: str = "target_leak"
 ) -> tuple[FeatureReport, list[Alert]]:
     """Train in a plain loop for one window; what was compared, and the alerts of the kind."""
     model = nn.Sequential(model)
@@ -34,7 +34,7 @@ def trained(
             monitor.step(found)
         monitor.end_window()
         assert monitor.features is not None
-        return monitor.features, [alert for alert in monitor.alerts if alert.kind == "target_leak"]
+        return monitor.features, [alert for alert in monitor.alerts if alert.kind == kind]
 
 
 def table(leaks: Callable[[Tensor, Tensor], object], labels: bool = False, samples: int = 16) -> list[Batch]:
@@ -135,6 +135,24 @@ def test_labels_that_are_the_tokens(certain: float, shift: int, ignored: int, fo
     if found:
         assert "tokens that the model is given, at the same positions, in all 4 batches" in alerts[0].message
         assert "tokens[:, 1:]" in alerts[0].advice[0]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "ignored", "losses", "found"), [(2, 0, 1, True), (2, 5, 1, True), (1, 0, 1, False), (2, 0, 2, False)]
+)
+def test_labels_that_are_shifted_twice(ahead: int, ignored: int, losses: int, found: bool) -> None:
+    """A second loss may predict the token after the next one."""
+    torch.manual_seed(0)
+    tokens = [torch.randint(20, (4, 12)) for _ in range(10)]
+    batches = [(rows, F.pad(rows, (0, ahead), value=-100)[:, ahead:].index_fill(1, torch.arange(ignored), -100)) for rows in tokens]
+
+    def loss(logits: Tensor, target: Tensor) -> Tensor:
+        more = [F.cross_entropy(logits[:8], target.flatten()[:8].clamp(0)) for _ in range(losses - 1)]
+        return torch.stack([of_tokens(logits, target), *more]).sum()
+
+    report, alerts = trained(Copies(-5.0), batches, loss, "output_range")
+    assert [copies.two_ahead for copies in report.copies.values()] == [4] * (ahead == 2)
+    assert [(alert.site, alert.causes[0].name) for alert in alerts] == [("cross_entropy", "shifted_twice")] * found
 
 
 class Decoder(nn.Module):

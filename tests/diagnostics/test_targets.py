@@ -137,6 +137,29 @@ def test_tables_merge() -> None:
     assert not back.pack().any()
 
 
+@pytest.mark.parametrize(
+    ("last", "log_input", "found"),
+    [(nn.Softplus(), True, 72), (nn.Softplus(), False, 0), (nn.Identity(), True, 0), (nn.ReLU(), True, 72)],
+)
+def test_rates_for_their_logarithms(last: nn.Module, log_input: bool, found: int) -> None:
+    torch.manual_seed(0)
+    model, inputs, counts = nn.Sequential(nn.Linear(8, 3), last), torch.randn(8, 8), torch.ones(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, optimizer, every_n_steps=1, summary=False) as monitor:
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = F.poisson_nll_loss(model(inputs), counts, log_input)
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss)
+        monitor.end_window()
+        assert monitor.features is not None
+        outside = [(stats.outside, stats.bounded, stats.bound) for stats in monitor.features.targets.values()]
+        alerts = [alert.causes[0].name for alert in monitor.alerts if alert.kind == "output_range"]
+    assert outside == [(found, 72, "logarithm of a rate")] * bool(found)
+    assert alerts == ["rates_for_logarithms"] * bool(found)
+
+
 class Aligned(nn.Module):
     """It puts out logits, or their logarithms of probabilities, for each place of a sequence."""
 

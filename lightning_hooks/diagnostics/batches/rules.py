@@ -124,6 +124,27 @@ class FeatureScale(Rule, kind="feature_scale"):
             )  # fmt: skip
 
 
+class InputSize(Rule, kind="feature_scale"):
+    """Raw data that are far larger than 1 as the first layer is given them: they saturate gates, and drown what is learned.
+
+    A module without weights, such as one that takes the logarithm, may make them smaller.
+
+    Attributes:
+        rms: Their root mean square, above which it counts: bytes have 150, and a few healthy trainings up to 70.
+    """
+
+    rms: float = 100.0
+
+    def __call__(self, report: FeatureReport) -> Alerts:
+        layers = report.initial_gains.keys() & {report.first_layer}
+        given = {layer: stats.rms for layer in layers for part, stats in report.layer_inputs.items() if part == "training"}
+        for layer, rms in where(given, lambda rms: rms > self.rms):
+            yield self.alert(
+                report, layer, rms, self.rms, "warning",
+                f"what it is given has a root mean square of {rms:.3g} (limit {self.rms:g}), where a size of 1 is usual.",
+            )  # fmt: skip
+
+
 class Placeholder(Rule, kind="feature_scale"):
     """Inputs whose largest number stands for what is missing in many data sets, such as -999, among numbers that are far smaller.
 
@@ -209,6 +230,7 @@ __all__ = [
     "FeatureScale",
     "FewSamples",
     "IdOutOfRange",
+    "InputSize",
     "LabelsIgnored",
     "Placeholder",
     "RanksDiffer",
@@ -242,13 +264,14 @@ KINDS = (
             "Compare two batches of the loader", "Where batches are repeated on purpose, mute this with rules=['-batch_repeated']"),
     ),
     Kind(
-        "feature_scale", "One feature much larger than the others", group="Data", states="symptom",
+        "feature_scale", "Features of an unusual size", group="Data", states="symptom",
         causes=(data.placeholder, data.large_inputs),
         meaning="A linear layer is given data of which one feature is many times as large as the others. It drowns them: outputs "
-        "depend on it alone, and a learning rate that is right for its weights is far too small for theirs. Or one number among "
-        "the inputs, such as -999, stands for what is missing.",
+        "depend on it alone, and a learning rate that is right for its weights is far too small for theirs. Or all features are "
+        "far larger than 1, or one number among the inputs, such as -999, stands for what is missing.",
         formula="size = rms of a feature over the samples of a batch, at a linear layer whose input has no gradient\n\n"
         "alert if max(size) / median(size, of those above 0) > {FeatureScale.ratio}\n"
+        "or if rms(input of the first layer) > {InputSize.rms}\n"
         "or if the largest number of the inputs is ±999, ±9999 or ±99999, and > {Placeholder.ratio} * rms of all",
         advice=("Normalise the features, each by its mean and standard deviation over the training data",
             "Leave out an index or id, or give it to an nn.Embedding", "Put an nn.BatchNorm1d before the layer"),

@@ -259,6 +259,11 @@ NO_LOGITS = fact("no_logits", "the loss is given something other than logits", "
 NO_LOGARITHMS = fact("no_logarithms", "the loss is given no logarithms of probabilities", "replace", "what {site} is given",
                      "its log_softmax", "x.log_softmax(-1)", strength=PROOF,
                      advice="Give it the log_softmax of the logits")  # fmt: skip
+RATES_FOR_LOGARITHMS = fact("rates_for_logarithms", "a loss takes rates for their logarithms", "set", "log_input of {site}",
+                            "False", "log_input=False", strength=PROOF, advice="Pass log_input=False")  # fmt: skip
+SHIFTED_TWICE = fact("shifted_twice", "labels are shifted twice", "replace", "the labels that the model is given",
+                     "the tokens themselves", "labels=input_ids", strength=PROOF,
+                     advice="Shift labels once: models of transformers do it themselves")  # fmt: skip
 BLANK_LABEL = fact("blank_label", "a label is the blank of the alignment", "replace", "the labels of {site} that are its blank",
                    "labels from 1 on, with one more class", "targets + 1", strength=PROOF,
                    advice="Add 1 to the labels, and a class to the outputs")  # fmt: skip
@@ -274,6 +279,8 @@ NEVER_ZEROED = fact("never_zeroed", "gradients add up, or are lost, between step
 UPSIDE_DOWN = fact("weights_upside_down", "a loss weighs frequent classes more than rare ones", "replace", "the weight of {site}",
                    "one over it", "weight = counts.sum() / (len(counts) * counts), or pos_weight = negatives / positives",
                    strength=PROOF, advice="Weigh each class by one over its number: the rarer it is, the more")  # fmt: skip
+SMOOTHED = fact("labels_smoothed", "labels are smoothed too far", "set", "label_smoothing of {site}", "0.1", "label_smoothing=0.1",
+                strength=PROOF, advice="Set label_smoothing=0.1: it is the share to spread, not the share to keep")  # fmt: skip
 SAME_BATCHES = fact("same_batches", "the data repeat", "replace", "the loader's samples", "samples that each worker draws once")
 OTHER_UNITS = fact("other_units", "validation has other units than training", "replace", "the transforms of validation",
                    "those of training")  # fmt: skip

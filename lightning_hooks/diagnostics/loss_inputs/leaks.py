@@ -35,6 +35,7 @@ class TargetCopies:
         targets: Targets of all these calls.
         column: The place of such a column among the numbers of a sample; the largest of several.
         site: The module that is given the input.
+        two_ahead: Of the calls with tokens those whose labels are the tokens two places ahead, but for those that are ignored.
     """
 
     calls: int
@@ -44,6 +45,7 @@ class TargetCopies:
     targets: int
     column: int
     site: str = ""
+    two_ahead: int = 0
 
 
 class CopyColumn(Columns):
@@ -54,6 +56,7 @@ class CopyColumn(Columns):
     TOKEN_CALLS = SUM
     AS_TOKENS = SUM
     TARGETS = SUM
+    TWO_AHEAD = SUM
     COLUMN = MAXIMUM
     SITE = MAXIMUM  # the place of the module, from 1
 
@@ -99,6 +102,7 @@ class TargetCopyTable(CallTable):
             others = [own for name, (_, own) in self.held.items() if name != "table" and own.numel() == target.numel()]
             if others:
                 self._count(index, CopyColumn.TOKEN_CALLS, target, *_as_tokens(others, target, ignored))
+                self.rows[index, CopyColumn.TWO_AHEAD] += _two_ahead(others, target, ignored).to(self.rows)
 
     def _count(self, index: int, column: CopyColumn, target: Tensor, varied: Tensor, copied: Tensor, place: Tensor) -> None:
         self.host_row(index)[CopyColumn.TARGETS] += target.numel()
@@ -110,10 +114,10 @@ class TargetCopyTable(CallTable):
         """Return fields of the report."""
         found = {}
         for name, row in self.named_lines(packed):
-            calls, in_column, token_calls, as_tokens, targets, column, site = map(int, row)
-            if in_column or as_tokens:
+            calls, in_column, token_calls, as_tokens, targets, two_ahead, column, site = map(int, row)
+            if in_column or as_tokens or two_ahead:
                 module = self._names[site - 1] if site else ""
-                found[name] = TargetCopies(calls, in_column, token_calls, as_tokens, targets, column, module)
+                found[name] = TargetCopies(calls, in_column, token_calls, as_tokens, targets, column, module, two_ahead)
         return {"copies": found}
 
 
@@ -139,3 +143,14 @@ def _as_tokens(tokens: Sequence[Tensor], target: Tensor, ignored: int) -> tuple[
     counts = labels != ignored
     varied = (torch.where(counts, labels, -1).amax() != torch.where(counts, labels, labels.amax()).amin()) & counts.any()
     return varied, varied & ((labels == own) | ~counts).all(1).any(), labels.new_zeros(())
+
+
+def _two_ahead(tokens: Sequence[Tensor], target: Tensor, ignored: int) -> Tensor:
+    """Whether labels that count, and differ, are the tokens of one of several inputs two places ahead; no host sync."""
+    found = [target.new_zeros((), dtype=torch.bool)]
+    for given in [given for given in tokens if given.shape[1] > 2]:
+        labels, ahead = target.reshape(given.shape)[:, :-2], given[:, 2:].to(target.device)
+        counts = labels != ignored
+        varied = (counts & (labels != given[:, 1:-1].to(labels))).any()
+        found.append(varied & ((labels == ahead) | ~counts).all())
+    return torch.stack(found).any()

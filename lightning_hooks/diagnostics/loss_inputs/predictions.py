@@ -56,6 +56,7 @@ class OutputStats:
         unnormalized: Share of the measured rows whose target is a row of numbers that do not sum to 1, nor all to 0.
         frequent_weight: Mean weight of the labels over that of the classes; NaN where the loss does not weigh classes.
         viewed: Calls whose input is a view of a tensor that has the classes last.
+        smoothing: Mean ``label_smoothing`` of the calls.
         first_loss: The cross entropy of the measured rows of the training's first call; NaN in later windows, and where targets are
             probabilities.
     """
@@ -79,6 +80,7 @@ class OutputStats:
     first_loss: float = math.nan
     frequent_weight: float = math.nan
     viewed: int = 0
+    smoothing: float = 0.0
 
     @property
     def enough(self) -> bool:
@@ -120,6 +122,7 @@ class OutputColumn(Columns):
     WEIGHT = SUM  # of labels, by the weights of their classes
     CLASS_WEIGHT = SUM  # as many times the mean of the classes
     VIEWED = SUM  # calls
+    SMOOTHING = SUM  # over calls
     CLASSES = MAXIMUM
     MAX_LOGIT = MAXIMUM_OR_NONE
     MIN_LOGIT = MINIMUM_OR_NONE
@@ -156,6 +159,7 @@ class LossInputs(CallTable):
                 self.rows[index, OutputColumn.WEIGHT : OutputColumn.VIEWED] += weights.to(self.rows)
             if viewed_from_last(given):
                 self.rows[index, OutputColumn.VIEWED] += 1
+            self.rows[index, OutputColumn.SMOOTHING] += call.arguments.get("label_smoothing", 0.0)
 
     def add(self, index: int, row: Tensor) -> None:
         """Record what :func:`measure` gives of a call. No host sync; no tensor is kept."""
@@ -218,7 +222,7 @@ def measure(
     across = (is_across(logits) if of_logarithms else sums.new_zeros(())).to(dtype)
     same = same_rows(x, counts).to(dtype)
     call, classes = sums.new_ones(1), sums.new_full((1,), x.shape[-1])
-    began, later = sums.new_zeros(2), sums.new_zeros(3)
+    began, later = sums.new_zeros(2), sums.new_zeros(4)
     if first and as_labels:
         of_label = log_z - x.gather(1, named.to(torch.int64).clamp(0, x.shape[-1] - 1)[:, None])[:, 0]
         began = torch.stack((torch.where(counts, of_label, 0.0).sum(dtype=dtype), counts.sum(dtype=dtype)))
@@ -313,4 +317,5 @@ def output_stats(row: Sequence[float]) -> OutputStats:
         unnormalized=row[of.UNNORMALIZED] / rows if rows else 0.0,
         first_loss=mean(of.FIRST_LOSS, row[of.FIRST_ROWS]),
         frequent_weight=mean(of.WEIGHT, row[of.CLASS_WEIGHT]),
+        smoothing=mean(of.SMOOTHING, row[of.CALLS]),
     )

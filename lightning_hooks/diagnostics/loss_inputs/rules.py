@@ -1,11 +1,9 @@
-"""What losses are given: numbers that are no logits, targets out of reach or in the inputs, pairs, a second softmax."""
+"""What losses are given: numbers that are no logits, targets out of reach, pairs, a second softmax."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.cause import PROOF, SOON, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.kinds import Kind, Severity
 from lightning_hooks.declare.rule import Alerts, Rule, percent, where
 from lightning_hooks.diagnostics.causes.code import (
@@ -13,63 +11,33 @@ from lightning_hooks.diagnostics.causes.code import (
     LABELS_OF_ZERO,
     NO_LOGARITHMS,
     NO_LOGITS,
+    RATES_FOR_LOGARITHMS,
+    SHIFTED_TWICE,
     VIEWED_CLASSES,
     activation_before_loss,
 )
-from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.causes.wiring import compared_in_pairs
 from lightning_hooks.diagnostics.loss_inputs.predictions import CERTAIN, EDGE, FEWEST_LOGITS, MANY_ZEROS
-from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY, BLANK, KL_DIVERGENCE, SIGNS
+from lightning_hooks.diagnostics.loss_inputs.targets import BINARY_CROSS_ENTROPY, BLANK, KL_DIVERGENCE, RATES, SIGNS
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.hooks.functions import ALIGNED
 
 
-@possible_cause("set that column to 0, or take it out", "compare the logits with the tokens that follow")
-def target_in_input(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
-    """The model is given what it should predict."""
-    copies = facts.features.copies.get(alert.site)
-    if copies is None:
-        return None
-    if copies.in_column:
-        place = f"column {copies.column} of what {copies.site} is given"
-        found.add(True, PROOF, f"{place} follows the targets of all {copies.targets} samples that were compared")
-        code = f"x.view(len(x), -1)[:, {copies.column}] = 0"
-        remedy = Remedy("fill", place, None, 0, "", "a loss that says what the model knows of new data", SOON, code)
-        return f"{place[:1].upper()}{place[1:]} is the target of {alert.site}.", [remedy]
-    found.add(True, PROOF, "labels are the tokens at the same positions")
-    code = "cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())"
-    remedy = Remedy("replace", f"the labels of {alert.site}", None, "the tokens that follow", "", "", SOON, code)
-    return f"The labels of {alert.site} are not shifted by one position.", [remedy]
+class LabelsShifted(Rule, kind="output_range"):
+    """The one cross entropy of a model whose labels are the tokens two places ahead: they were shifted by hand, and by the model.
 
-
-class TargetLeak(Rule, kind="target_leak"):
-    """A loss whose target is a column of the model's input, or whose labels are the tokens that the model is given.
-
-    Labels that are the tokens at the same positions are usual where a decoder shifts them itself, or where text goes through a
-    bottleneck. They count where the model soon names them without an error, as neither does.
+    A model with several losses may predict several of the tokens that follow.
     """
 
-    targets: ClassVar[int] = 24  # the fewest targets that must be so: those of all calls that were compared
-    accuracy: ClassVar[float] = 0.98  # share of the labels that are tokens and are predicted right, from which on they are copied
-    windows: ClassVar[int] = 4  # in which of the first windows that counts
-
     def __call__(self, report: FeatureReport) -> Alerts:
-        for site, copies in report.copies.items():
-            enough, early = copies.targets >= self.targets, len(report.earlier) < self.windows
-            if enough and 0 < copies.calls == copies.in_column:
-                yield self.alert(
-                    report, site, 1.0, 1.0, "warning",
-                    f"its target is column {copies.column} of what {copies.site} is given, but for the unit, in all {copies.calls} "
-                    "batches that were compared.",
-                )  # fmt: skip
-            accuracy = max((stats.accuracy for name, stats in report.outputs.items() if name == site), default=0.0)
-            if enough and early and 0 < copies.token_calls == copies.as_tokens and accuracy >= self.accuracy:
-                yield self.alert(
-                    report, site, accuracy, self.accuracy, "warning",
-                    "its labels are the tokens that the model is given, at the same positions, in all "
-                    f"{copies.token_calls} batches that were compared, and {percent(accuracy)} of them are predicted right.",
-                    advice=("Compare logits[:, :-1] with tokens[:, 1:]",),
-                )  # fmt: skip
+        one = len(report.outputs) == 1
+        for site, copies in where(report.copies, lambda copies: one and 0 < copies.token_calls == copies.two_ahead):
+            yield self.alert(
+                report, site, 2.0, 1.0, "warning",
+                f"its labels are the tokens two places ahead of those that the model is given, in all {copies.token_calls} batches "
+                "that were compared: the next token is never asked for.",
+                advice=("Shift labels once: models of transformers do it themselves",),
+            )  # fmt: skip
 
 
 class OutputRange(Rule, kind="output_range"):
@@ -212,6 +180,10 @@ _UNREACHABLE: dict[str, tuple[str, tuple[str, ...]]] = {
         "{share} of its targets are 0 ({of.bounded} were seen): it expects -1 and 1.",
         ("Pass 2 * labels - 1",),
     ),
+    RATES: (
+        "the function before it gives rates, none of {of.bounded} below 0, and it takes them for their logarithms.",
+        ("Pass log_input=False", "Remove the function before it"),
+    ),
     BINARY_CROSS_ENTROPY: (
         "{share} of its targets are {of.beyond} (limit {limit}; {of.bounded} were seen): it expects probabilities.",
         ("Pass targets from 0 to 1, such as (labels + 1) / 2",),
@@ -267,9 +239,9 @@ class ViewedClasses(Rule, kind="output_range"):
 
 __all__ = [
     "DoubleSoftmax",
+    "LabelsShifted",
     "OutputRange",
     "PairedTargets",
-    "TargetLeak",
     "TargetLearns",
     "TargetSums",
     "UnreachableTargets",
@@ -278,26 +250,19 @@ __all__ = [
 
 KINDS = (
     Kind(
-        "target_leak", "Targets that the inputs hold", group="Data", states="fact", measures="share",
-        causes=(target_in_input,),
-        meaning="What a loss compares outputs with is part of the model's input: one of its columns, or the tokens at the same "
-        "positions. The loss falls fast, and says nothing of data whose targets are not known.",
-        formula="r = correlation of the target with a column of what the first module is given, over the samples of a batch\n\n"
-        "alert if r² = 1 but for roundings in all batches that are compared, of at least {TargetLeak.targets} targets in all\n"
-        "or if the labels of a cross entropy are the tokens that the model is given, but for ignored ones, of as many, and\n"
-        "      {TargetLeak.accuracy} of them are predicted right in one of the first {TargetLeak.windows} windows",
-        advice=("Take the target out of the inputs", "Where the target is to be passed on, mute this with rules=['-target_leak']"),
-    ),
-    Kind(
         "output_range", "A loss given what it does not expect", group="Loss", states="fact",
-        causes=(compared_in_pairs, VIEWED_CLASSES, BLANK_LABEL, LABELS_OF_ZERO, NO_LOGARITHMS, activation_before_loss, NO_LOGITS),
+        causes=(
+            compared_in_pairs, VIEWED_CLASSES, BLANK_LABEL, LABELS_OF_ZERO, SHIFTED_TWICE, NO_LOGARITHMS, RATES_FOR_LOGARITHMS,
+            activation_before_loss, NO_LOGITS,
+        ),
         meaning="`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a "
         "softmax itself and expects any real numbers. Or `nll_loss` is given numbers that are no logarithms of probabilities, or "
         "`mse_loss`, `l1_loss`, `smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes "
         "differ, or has targets that the sigmoid, softmax, tanh or ReLU before it cannot put out. Or `binary_cross_entropy` has "
         "targets below 0 or above 1, or `kl_div` or `ctc_loss` is given no logarithms of probabilities. Or labels of `ctc_loss` "
         "are its blank, or those of a loss of pairs are 0 and not -1. Or the classes of `cross_entropy` are brought to its "
-        "second dimension by a view. Or layers learn only as the target of such a loss.",
+        "second dimension by a view, or its labels are the tokens two places ahead. Or `poisson_nll_loss` is given rates and takes "
+        "logarithms. Or layers learn only as the target of such a loss.",
         formula="alert if {OutputRange.share} of the rows have no number below 0 and the sum 1    (probabilities)\n"
         "      or min(logits) = 0 < max(logits) and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
         "      or min(logits) and max(logits) are within {OutputRange.bound} of -1 and 1 and not beyond, of more than 2 classes"
@@ -307,7 +272,8 @@ KINDS = (
         "                or {OutputRange.mixed} of the rows have numbers below 0 and above it, and none has logsumexp(row) = 0\n\n"
         "judged from {OutputRange.min_logits} logits on\n\n"
         "cross_entropy: alert if {TargetSums.share} of the rows of its targets sum neither to 1 nor to 0\n"
-        "               or its input is a view of a tensor with the classes last\n\n"
+        "               or its input is a view of a tensor with the classes last\n"
+        "               or it is the only one, and its labels are the tokens that the model is given, two places ahead\n\n"
         "mse_loss, l1_loss, smooth_l1_loss, huber_loss, unless reduction = 'none':\n"
         "          alert if the shapes of input and target differ, and both are expanded\n"
         "          or more than {UnreachableTargets.share} of the targets are outside of the values of the sigmoid, softmax, tanh "
@@ -316,6 +282,7 @@ KINDS = (
         "to 1\n"
         "kl_div, ctc_loss: alert if more than {UnreachableTargets.share} of the numbers of its input are above 0\n"
         "ctc_loss: alert if any of the labels is its blank\n"
+        "poisson_nll_loss: alert if log_input is True and its input is that of an exp, relu, sigmoid or softplus\n"
         "cosine_embedding_loss, margin_ranking_loss, hinge_embedding_loss, soft_margin_loss: alert if more than "
         "{UnreachableTargets.share} of the targets are 0\n"
         "mse_loss, l1_loss, smooth_l1_loss, huber_loss, kl_div: alert if a layer that an optimizer holds has a gradient "

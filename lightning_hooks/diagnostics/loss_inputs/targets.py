@@ -17,7 +17,7 @@ from lightning_hooks.declare.functional import CallTable
 from lightning_hooks.declare.functional_calls import FunctionalCall, FunctionalCalls
 from lightning_hooks.diagnostics.batches.inputs import BatchTensors
 from lightning_hooks.diagnostics.loss_inputs.predictions import FEWEST_COMPARED, MOST_LOSSES, same_rows
-from lightning_hooks.hooks.functions import ALIGNED, BINARY, DIVERGENCE, REGRESSION, SIGNED
+from lightning_hooks.hooks.functions import ALIGNED, BINARY, COUNTED, DIVERGENCE, REGRESSION, SIGNED
 from lightning_hooks.hooks.graph import made_by
 from lightning_hooks.hooks.tensors import all_values, in_memory
 from lightning_hooks.statistics.columns import MAXIMUM, SUM, Columns, RowTable, row_dtype
@@ -91,8 +91,10 @@ BINARY_CROSS_ENTROPY = "binary cross entropy"
 KL_DIVERGENCE = "Kullback-Leibler divergence"
 BLANK = "blank of an alignment"
 SIGNS = "signs"
+RATES = "logarithm of a rate"
+POSITIVE = ("exp", "relu", "sigmoid", "softplus")  # functions that give rates, and no logarithms of them
 # Functions to the bounds of their values, or, of the losses, of the targets or of the input of ``kl_div``; labels may be any
-# but the blank, and signs are -1 and 1.
+# but the blank, and signs are -1 and 1; the logarithm of a rate has any sign.
 BOUNDS = {
     "sigmoid": (0.0, 1.0),
     "softmax": (0.0, 1.0),
@@ -102,6 +104,7 @@ BOUNDS = {
     KL_DIVERGENCE: (-math.inf, 0.0),
     BLANK: (-math.inf, math.inf),
     SIGNS: (-1.0, 1.0),
+    RATES: (-math.inf, math.inf),
 }
 
 
@@ -120,9 +123,10 @@ class TargetStats:
         constant: Those of them whose samples all had the same target, and the same as before, to the bit.
         bounded: Numbers of targets that were compared with an output with bounds, as a sigmoid's and a tanh's are; all numbers of
             those that a binary cross entropy takes; of ``kl_div`` those of its input, which are logarithms of probabilities; of
-            ``ctc_loss`` the labels, or the numbers of its input if one is above 0, and of losses with signs for targets these.
+            ``ctc_loss`` the labels, or the numbers of its input if one is above 0, of losses with signs for targets these, and of
+            ``poisson_nll_loss`` those of an input that cannot be below 0, where it takes logarithms.
         outside: Those of them that such an output cannot come within a hundredth of; of ``kl_div``, and of the input of
-            ``ctc_loss``, those above 0; of ``ctc_loss`` the labels that are the blank; signs of 0.
+            ``ctc_loss``, those above 0; of ``ctc_loss`` the labels that are the blank; signs of 0; all of such rates.
         bound: What bounds them: one of :data:`BOUNDS`, or ``ctc_loss``; empty for nothing.
         same: Calls whose input is the same for all samples but for roundings, of four samples and two numbers each at least, though
             targets differ.
@@ -169,7 +173,7 @@ class TargetColumn(Columns):
 
 
 # The losses with numbers or signs for targets, and the one with sequences of labels.
-TARGETED = (*BINARY, DIVERGENCE, *REGRESSION, ALIGNED, *SIGNED)
+TARGETED = (*BINARY, DIVERGENCE, *REGRESSION, ALIGNED, COUNTED, *SIGNED)
 
 _BOUNDED = {**dict.fromkeys(BINARY, BINARY_CROSS_ENTROPY), DIVERGENCE: KL_DIVERGENCE}
 
@@ -198,6 +202,10 @@ class LossTargets(CallTable):
             if in_memory(target) and target.numel():
                 self.host_row(index)[TargetColumn.CALLS] += 1
                 self._count_outside(index, target == 0, SIGNS)
+        elif index is not None and call.function == COUNTED:
+            if in_memory(given) and call.arguments.get("log_input", True) and made_by(given) in POSITIVE:
+                self.host_row(index)[TargetColumn.CALLS] += 1
+                self._count_outside(index, given.detach() >= 0, RATES)
         elif index is not None and in_memory(given) and in_memory(target):
             if call.function in REGRESSION and target.requires_grad and not given.requires_grad:
                 given, target = target, given  # the order does not matter to these losses, and is often the other one

@@ -152,18 +152,38 @@ class ClassWeights(Rule, kind="settings"):
             )  # fmt: skip
 
 
-__all__ = ["ClassWeights", "LinearNetwork", "ModuleSettings", "OptimizerChoices"]
+class LabelSmoothing(Rule, kind="settings"):
+    """Labels smoothed so far that most of each target is spread over all classes: 0.1 is usual (Szegedy et al. 2016).
+
+    Attributes:
+        share: What is spread, from which on it counts.
+    """
+
+    share: float = 0.5
+
+    def __call__(self, report: FeatureReport) -> Alerts:
+        for site, outputs in where(report.outputs, lambda outputs: outputs.smoothing >= self.share):
+            yield self.alert(
+                report, site, outputs.smoothing, self.share, "warning",
+                f"its label_smoothing of {outputs.smoothing:.3g} (limit {self.share:g}) spreads {percent(outputs.smoothing)} of "
+                "each target over all classes: little of it says which one is right.",
+                advice=("Set label_smoothing=0.1: it is the share to spread, not the share to keep",),
+            )  # fmt: skip
+
+
+__all__ = ["ClassWeights", "LabelSmoothing", "LinearNetwork", "ModuleSettings", "OptimizerChoices"]
 
 KINDS = (
     Kind(
         "settings", "An unusual setting of a module or optimizer", group="Set-up", states="fact",
         causes=(
-            wiring.no_activation, weights.small_batches, weights.module_setting, code.UPSIDE_DOWN, rates.unusual_setting,
+            wiring.no_activation, weights.small_batches, weights.module_setting, code.UPSIDE_DOWN, code.SMOOTHED,
+            rates.unusual_setting,
         ),
         meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
         "next to no momentum, a dropout that drops nearly everything, a norm with a large eps, layers "
         "without an activation between them, two optimizers of the same parameters, weight decay on biases and norms, weights of a "
-        "loss that make rare classes count for even less.",
+        "loss that make rare classes count for even less, labels that are smoothed by half and more.",
         formula="alert if a batch norm in training mode has fewer than {ModuleSettings.values} values per channel and batch\n"
         "      or (1 - momentum) ^ planned steps >= {ModuleSettings.left} in a batch norm that has not been trained before\n"
         "      or the p of a dropout or a stochastic depth >= {ModuleSettings.dropout}\n"
@@ -172,6 +192,7 @@ KINDS = (
         "than both its neighbours\n"
         "      or a cross entropy whose labels weigh {ClassWeights.ratio} times as much as its classes do\n"
         "      or pos_weight < 0.5 for targets of which fewer than 0.25 are positive, in {ClassWeights.share} of the columns\n"
+        "      or the label_smoothing of a cross entropy >= {LabelSmoothing.share}\n"
         "info if weight_decay > {OptimizerChoices.weight_decay} applies to biases and norms\n"
         "     or two optimizers hold one parameter; a warning if they hold the same parameters",
         severities="warning; info for weight decay on biases and norms, and for a part that two optimizers hold",
