@@ -117,6 +117,11 @@ def test_a_warm_up_that_is_longer_than_the_training(group: GroupSettings, first:
         (GroupSettings(lr=0.1, momentum=0.99), "0-SGD", None, []),
         (GroupSettings(lr=0.1, lr_decay=0.1), "0-Adagrad", None, ["warning"]),
         (GroupSettings(lr=0.1, lr_decay=0.01), "0-Adagrad", None, []),
+        (GroupSettings(lr=0.1, weight_decay=0.1), "0-SGD", None, ["warning"]),
+        (GroupSettings(lr=0.1, weight_decay=0.09), "0-SGD", None, []),
+        (replace(ADAM, weight_decay=0.1), "0-NAdam", None, ["warning"]),
+        (replace(ADAM, weight_decay=0.9), "0-AdamW", None, []),
+        (replace(ADAM, weight_decay=1.0), "0-AdamW", None, ["warning"]),
     ],
 )
 def test_optimizer_settings(group: GroupSettings, name: str, stale: float | None, severities: list[str]) -> None:

@@ -58,3 +58,15 @@ def test_what_cannot_be_read_is_left_out() -> None:
     assert second_moments(optimizer, {id(parameter)}) is None
     optimizer.state[parameter]["exp_avg_sq"] = torch.ones(1)
     assert second_moments(optimizer, {id(parameter)}) is None
+
+
+def test_gradients_below_the_eps_of_adamax() -> None:
+    """It keeps the largest gradient with eps added."""
+    parameter = nn.Parameter(torch.ones(8))
+    optimizer = torch.optim.Adamax([parameter], eps=0.1)
+    for _ in range(3):
+        parameter.grad = torch.tensor([0.0, 1e-3, 0.05, 0.09, 0.11, 0.2, -0.05, -3.0])
+        optimizer.step()
+    found = second_moments(optimizer, {id(parameter)})
+    assert found is not None
+    assert found.tolist() == [4, 7]

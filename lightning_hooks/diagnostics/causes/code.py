@@ -194,7 +194,7 @@ def changed_between_steps(alert: Alert, facts: Facts, found: CauseEvidence) -> J
 def written_back(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Code writes weights back after steps."""
     rate, setup = facts.rate_at(alert.site), facts.flow.model_setup
-    between = bool(setup.weights_returned or setup.weights_still) and setup.weights_set is None and alert.kind == "set_outside"
+    between = setup.weights_set is None and alert.kind == "set_outside"
     found.add(between, PROOF, "steps begin with the weights that earlier ones began with, although updates change them")
     still = alert.value == 0 and rate is not None and rate.lr > 0
     found.add(still, STRONG, "it has a gradient and a rate, and does not change by a bit")

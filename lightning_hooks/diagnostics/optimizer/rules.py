@@ -12,6 +12,7 @@ from lightning_hooks.diagnostics.causes.rates import HELD, unusual_setting, wron
 from lightning_hooks.diagnostics.causes.steps import loss_divided
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
 from lightning_hooks.diagnostics.reports import GradientFlowReport, has_converged, is_scale_free
+from lightning_hooks.diagnostics.setup.parameters import L2
 
 
 class SecondMomentStale(Rule, kind="second_moment_stale", shares=("threshold",)):
@@ -137,19 +138,21 @@ class ScheduleLength(Rule, kind="lr_zero"):
 class OptimizerSettings(Rule, kind="optimizer_settings"):
     """Settings of an optimizer that are hardly meant.
 
-    Weight decay that removes too much of a weight at each step is :class:`UpdateTooLarge`'s.
-
     Attributes:
         eps: eps of an Adam-like optimizer from which it counts (torch's default is 1e-8). Large ones are published practice too
             (TensorFlow's Inception has 1.0 in RMSprop): it is a warning only where second moments are seen to be below eps².
         momentum: Momentum from which it counts: at 0.999 a step adds up a thousand gradients, and is as much larger.
         lr_decay: The decay of Adagrad's rate from which it counts: at 0.1 half of the rate is left after ten steps.
+        weight_decay: Weight decay that is multiplied by the rate alone, as AdamW's, from which it counts: recipes have 0.4 at most.
+        added: The same that is added to the gradient, as SGD's and Adam's: recipes have 0.01 at most.
     """
 
     eps: float = 1e-2
     stale: ClassVar[float] = 0.5  # share of the second moments below eps² from which it is a warning
     momentum: ClassVar[float] = 0.999
     lr_decay: ClassVar[float] = 0.1
+    weight_decay: ClassVar[float] = 1.0
+    added: ClassVar[float] = 0.1
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         for name, stats in report.optimizers.items():
@@ -170,21 +173,20 @@ class OptimizerSettings(Rule, kind="optimizer_settings"):
                     "are divided by the size of gradients other than those that they are made of.",
                     advice=("Set betas=(0.9, 0.999)",),
                 )  # fmt: skip
-            momentum, decay, steps = stats.largest("momentum"), stats.largest("lr_decay"), report.planned_steps or report.step
-            if momentum >= self.momentum:
-                yield self.alert(
-                    report, name, momentum, self.momentum, "warning",
-                    f"its momentum is {momentum:g} (limit {self.momentum:g}; 0.9 is usual): a step goes on for more than a "
-                    "thousand steps.",
-                    advice=("Set momentum=0.9",),
-                )  # fmt: skip
-            if decay >= self.lr_decay:
-                yield self.alert(
-                    report, name, decay, self.lr_decay, "warning",
-                    f"its lr_decay is {decay:g} (limit {self.lr_decay:g}; 0 is usual): its steps are divided by 1 + n * {decay:g} "
-                    f"at step n, which leaves {percent(1 / (1 + steps * decay))} of them after {steps}.",
-                    advice=("Set lr_decay=0",),
-                )  # fmt: skip
+            decay, steps = stats.largest("lr_decay"), report.planned_steps or report.step
+            left = f"{percent(1 / (1 + steps * decay))} of its steps are left after {steps}"
+            most, less = ((self.weight_decay, 0.01), (self.added, 1e-4))[name.partition("-")[2] in (*L2, "SGD")]
+            for setting, limit, usual, why in (
+                ("momentum", self.momentum, 0.9, "a step goes on for more than a thousand steps"),
+                ("lr_decay", self.lr_decay, 0, f"{left}, as they are divided by 1 + n * {decay:g}"),
+                ("weight_decay", most, less, "weights shrink faster than they learn"),
+            ):
+                if (value := stats.largest(setting)) >= limit:
+                    yield self.alert(
+                        report, name, value, limit, "warning",
+                        f"its {setting} is {value:g} (limit {limit:g}; {usual:g} is usual): {why}.",
+                        advice=(f"Set {setting}={usual:g}",),
+                    )  # fmt: skip
 
 
 class DecayDominates(Rule, kind="optimizer_settings"):
@@ -249,10 +251,11 @@ KINDS = (
         "optimizer_settings", "Unusual settings of an optimizer", group="Set-up", states="fact",
         causes=(unusual_setting,),
         meaning="A setting of an optimizer is far outside of what is usual: a large eps, beta1 above beta2, a momentum next to 1, "
-        "a fast decay of Adagrad's rate, or a weight decay that Adam adds to the gradient and that outweighs it.",
+        "a fast decay of Adagrad's rate, a large weight decay, or one that Adam adds to the gradient and that outweighs it.",
         formula="alert if eps >= {OptimizerSettings.eps} (Adam-like), or beta1 > beta2, or momentum >= "
         "{OptimizerSettings.momentum},\n"
-        "      or lr_decay >= {OptimizerSettings.lr_decay} (Adagrad)\n"
+        "      or lr_decay >= {OptimizerSettings.lr_decay} (Adagrad), or weight_decay >= {OptimizerSettings.weight_decay},\n"
+        "      {OptimizerSettings.added} where it is added to the gradient (SGD, Adam)\n"
         "or if a weight_decay >= {DecayDominates.decay} is added to the gradient, and weight_decay * rms(weight) / rms(gradient) "
         "> {DecayDominates.factor}, median of the matrices\n"
         "   (torch's Adam, NAdam, RAdam, Adamax, Adagrad, RMSprop)",

@@ -123,7 +123,7 @@ class OptimizerTable(RowTable):
         return [stale / with_gradient if with_gradient else None for stale, with_gradient in self.lines(packed)]
 
 
-_KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)
+_KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax)
 
 
 def second_moments(optimizer: Any, updated: Collection[int]) -> Tensor | None:
@@ -166,7 +166,7 @@ def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[in
         state = optimizer.state.get(parameter) if id(parameter) in updated else None
         if not isinstance(state, Mapping):
             continue
-        gradient, moment, step = parameter.grad, state.get("exp_avg_sq"), state.get("step")
+        gradient, moment, step = parameter.grad, state.get("exp_avg_sq", state.get("exp_inf")), state.get("step")
         if (
             step is not None
             and gradient is not None
@@ -192,7 +192,8 @@ def _read_group(optimizer: Any, group: Mapping[str, Any], updated: Collection[in
         g = -g
     if group.get("weight_decay") and not (isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")):
         g = g + group["weight_decay"] * _sampled(parameters, strides)[0]  # of the weight after the update, which is near enough
-    root = (v / _corrections(betas[1], steps, counts, v)).sqrt_()
+    adamax = isinstance(optimizer, torch.optim.Adamax)  # it keeps the largest gradient, to which it has added eps
+    root = v - eps if adamax else (v / _corrections(betas[1], steps, counts, v)).sqrt_()
     had = g != 0
     flags = torch.stack(((root < eps) & had, had)).to(g.dtype)
     sizes = [*map(Tensor.numel, parameters)]

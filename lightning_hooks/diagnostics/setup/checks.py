@@ -87,6 +87,7 @@ class ModelSetup:
         weights_returned: Sampled steps, so far, at which a few parameters were to the bit what they were at an earlier one, with
             others in between.
         weights_still: These parameters, if they were the same at all sampled steps of the window.
+        weights_away: Each of them to the root mean square of its change since training began, after many steps.
         updating: Each frozen batch norm in training mode, to how far its running statistics have moved since training started, in
             the standard deviations that they had then (2-Wasserstein distance, root mean square over the channels). One without
             parameters is frozen if all parameters of the part around it are. Not where they were never trained.
@@ -115,6 +116,7 @@ class ModelSetup:
     weights_set: WeightsSet | None = None
     weights_returned: int = 0
     weights_still: tuple[str, ...] = ()
+    weights_away: dict[str, float] = field(default_factory=dict)
     updating: dict[str, float] = field(default_factory=dict)
     values_per_channel: dict[str, float] = field(default_factory=dict)
     settings: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -255,6 +257,7 @@ class SetupChecks(Tables):
             weights_set=self.weights.set,
             weights_returned=self.weights.returned,
             weights_still=self.weights.still,
+            weights_away=self.weights.away,
             updating={name: moved[name] for name in _in_frozen_parts(updating, model)},
             values_per_channel=values_per_channel(self.modes, levels, modules),
             settings=dict(self._settings),

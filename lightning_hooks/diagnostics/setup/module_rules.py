@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
@@ -175,6 +176,25 @@ class SetBack(Rule, kind="set_outside"):
             )  # fmt: skip
 
 
+class NeverAway(Rule, kind="set_outside"):
+    """Weights that are, many steps after training began, no farther from where it did than a single one takes them."""
+
+    steps: ClassVar[float] = 1.5  # how many of its steps each weight that is looked at may be away
+    least: ClassVar[float] = 0.3  # as many it must be, else the few values that are looked at say nothing
+
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        away = report.model_setup.weights_away
+        ratios = {name: (stats.update_ratio or 0.0, stats.weight_rms or 0.0) for name, stats in report.parameters.items()}
+        sizes = {name: math.prod(ratios[name]) for name in away if name in ratios}
+        steps = [away[name] / size for name, size in sizes.items() if 0 < self.least * size < away[name]]
+        if len(steps) == len(away) > 1 and max(steps) < self.steps:
+            yield self.alert(
+                report, THE_MODEL, max(steps), self.steps, "warning",
+                f"after {report.step} steps its weights are no farther from where training began than {max(steps):.2g} times one "
+                f"step (limit {self.steps:g}): something sets them back.",
+            )  # fmt: skip
+
+
 class CopyFollows(Rule, kind="module_copy"):
     """A copy of a module that moves away from it, hardly averages or hardly follows, is the module itself, or stands still.
 
@@ -252,7 +272,7 @@ def average_too_slow(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgem
     return f"The average keeps {stats.decay:.5g} of itself at a step, too much for {planned} steps.", [remedy]
 
 
-__all__ = ["CopyFollows", "EvalMode", "FrozenStatistics", "SetBack", "SetOutside"]
+__all__ = ["CopyFollows", "EvalMode", "FrozenStatistics", "NeverAway", "SetBack", "SetOutside"]
 
 KINDS = (
     Kind(
@@ -302,6 +322,7 @@ KINDS = (
         "alert if {SetOutside.restored} of the trained elements are exactly what training started with\n"
         "      or undone >= 0.5 for half of the trained elements at {SetOutside.pauses} of the last four pauses\n"
         "      or {SetBack.returns} sampled steps, or all, begin with the weights of an earlier one, to the bit, after updates\n"
+        "      or weights are within {NeverAway.steps} updates of where they began, after 20 steps and more\n"
         "not for parameters behind a pruning mask, and those of which values became 0",
         severities="warning; info where it was set once, or most of what was learned stays",
         advice=("Find what writes weights at that moment: load_state_dict, copy_, .data = in a hook or callback",

@@ -20,6 +20,7 @@ from lightning_hooks.hooks.selection import clean_name, cleaned
 VALUES = 16  # values of each parameter that are compared
 FEW, MOMENTS = 4, 24  # parameters at which is looked in more batches, and the most of these in a window
 STILL = 4  # steps from whose start on it says something that all are the same
+MANY = 20  # steps after which weights are farther away than a step or two takes them
 ROUNDING = 1e-5
 """Change of a value over the root mean square of its parameter up to which it is rounding, as of a merge that is taken back."""
 UNDONE = 0.5  # share of what was learned, and of the trained elements, from which on it counts as undone
@@ -94,6 +95,7 @@ class WeightsWatch:
         copies: What is known of each copy at its end.
         returned: How many moments so far found a few parameters to the bit as at an earlier one, with others in between.
         still: These parameters, if all moments of the last window found them the same.
+        away: Each of them to the root mean square of its change since the first moment, after many steps.
     """
 
     def __init__(self, context: Context, copies: Mapping[str, str]) -> None:
@@ -104,7 +106,7 @@ class WeightsWatch:
         self._undone: deque[bool] = deque(maxlen=PAUSES)
         self.set: WeightsSet | None = None
         self.copies: dict[str, CopyStats] = {}
-        self.returned, self.still = 0, tuple[str, ...]()
+        self.returned, self.still, self.away = 0, tuple[str, ...](), dict[str, float]()
         self.follow()
 
     def release(self) -> None:
@@ -116,6 +118,7 @@ class WeightsWatch:
         self._known = {name: p for name, p in cleaned(known) if is_known(p) and p.is_floating_point() and p.numel()}
         trained = [name for name, parameter in self._known.items() if parameter.requires_grad]
         self._few = {name: self._known[name] for name in trained[:: -(-len(trained) // FEW) or 1]}
+        self._sizes = [min(VALUES, p.numel()) for p in self._few.values()]
         self._moments: list[Tensor] = []
         self._moment_steps: set[int] = set()  # the global steps at which these were taken
         self._earlier: list[Tensor] = []  # on the host
@@ -124,7 +127,7 @@ class WeightsWatch:
         self._steps: list[Tensor] = []  # the values at the starts of the first batches after the last pause
         self._pauses: list[_Pause] = []
         self._first = self._base = self._start = self._taken(self._known.values())
-        self._window_step = self._context.host.position.global_step
+        self._began = self._window_step = self._context.host.position.global_step
         self.glance()
 
     def _glance(self) -> None:
@@ -190,6 +193,9 @@ class WeightsWatch:
         if self.set is None:  # else a pause explains it
             self.returned += returns(known, len(values))
         self._earlier = [*known[:1], *known[1:][-MOMENTS:]]
+        late = self._context.host.position.global_step - self._began >= MANY
+        changes = (known[-1] - known[0]).split(self._sizes) if known and late else ()
+        self.away = {name: float(change.square().mean().sqrt()) for name, change in zip(self._few, changes, strict=False)}
 
     def _set_at(
         self, pause: _Pause, first: Tensor, base: Tensor, values: Sequence[Tensor], setups: Mapping[str, ParameterSetup]

@@ -218,6 +218,32 @@ def test_weights_that_are_loaded_again_after_each_step() -> None:
     assert alert.message.startswith("at all sampled steps its weights were to the bit those of an earlier one")
 
 
+class LoadedBeforeTheStep(Classifier):
+    """Its weights are loaded again before each step, which is all that they are away then."""
+
+    def on_train_start(self) -> None:
+        self.kept = copy.deepcopy(self.net.state_dict())
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.net.load_state_dict(self.kept)
+
+
+@pytest.mark.parametrize(
+    ("kind", "batches", "found"), [(LoadedBeforeTheStep, 24, True), (Classifier, 24, False), (LoadedBeforeTheStep, 18, False)]
+)
+def test_weights_that_are_never_away_from_where_they_began(kind: Any, batches: int, found: bool) -> None:
+    monitor = TrainingMonitor(every_n_steps=4, summary=False)
+    trainer([monitor], max_epochs=1).fit(classifier(kind=kind), loader(n=8 * batches))
+    (report,) = monitor.history["gradients"]
+    alerts = [(alert.severity, alert.causes[0].name) for alert in report.alerts if alert.kind == "set_outside"]
+    assert alerts == [("warning", "written_back")] * found
+    away = report.model_setup.weights_away
+    assert len(away) == 3 * (batches > 20)
+    for name, distance in away.items():
+        stats = report.parameters[name]
+        assert (distance < 1.5 * stats.update_ratio * stats.weight_rms) is found
+
+
 def test_weights_that_wait_for_accumulated_gradients_are_not_set_back() -> None:
     monitor = TrainingMonitor(every_n_steps=1, summary=False)
     trainer([monitor], max_epochs=2, accumulate_grad_batches=4).fit(classifier(), loader(n=32))
