@@ -1,4 +1,4 @@
-"""Calls of softmax and dropout, and the precision of what layers compute."""
+"""Calls of softmax and dropout, views, and the precision of what layers compute."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, percent, where
-from lightning_hooks.diagnostics.causes.code import DROPS_IN_EVAL, NOT_CAST, WRONG_DIMENSION
-from lightning_hooks.diagnostics.reports import FeatureReport
+from lightning_hooks.diagnostics.causes.code import DROPS_IN_EVAL, NOT_CAST, VIEWED_DIMENSIONS, WRONG_DIMENSION
+from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 
 class SoftmaxDim(Rule, kind="softmax_dim"):
@@ -41,6 +41,22 @@ class SoftmaxDim(Rule, kind="softmax_dim"):
                 "its inputs are logarithms of probabilities that sum to 1 along a dimension other than that of the classes, the "
                 f"second, in all of its {stats.calls} sampled calls: those of one sample do not sum to 1.",
                 advice=("Pass dim=1 to log_softmax",),
+            )  # fmt: skip
+
+
+class ViewedDimensions(Rule, kind="softmax_dim"):
+    """A view, or reshape, in the place of a transpose: words for channels, or places for classes.
+
+    It keeps numbers in their order, so that what is taken for one channel are numbers of several places, and of several channels.
+    """
+
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        for site in {report.viewed} - {""}:
+            yield self.alert(
+                report, site, 1.0, 1.0, "warning",
+                "what it puts out, or what is computed from that, is viewed with its dimensions in another order: a view keeps the "
+                "numbers in theirs, and those of several places are taken for one channel or class.",
+                advice=("Use transpose(1, 2), or permute, in place of view or reshape",),
             )  # fmt: skip
 
 
@@ -87,20 +103,22 @@ class PrecisionNotApplied(Rule, kind="precision_not_applied", shares=("threshold
             )  # fmt: skip
 
 
-__all__ = ["DropoutInEval", "PrecisionNotApplied", "SoftmaxDim"]
+__all__ = ["DropoutInEval", "PrecisionNotApplied", "SoftmaxDim", "ViewedDimensions"]
 
 KINDS = (
     Kind(
-        "softmax_dim", "A softmax along the wrong dimension", group="Forward", states="fact", measures="share",
-        causes=(WRONG_DIMENSION,),
+        "softmax_dim", "Dimensions that are taken for one another", group="Forward", states="fact", measures="share",
+        causes=(VIEWED_DIMENSIONS, WRONG_DIMENSION),
         meaning="A softmax or log_softmax normalises along the wrong dimension: over the samples of the batch, or over the "
-        "queries of an attention whose mask is made for the keys.",
+        "queries of an attention whose mask is made for the keys. Or a view takes the dimensions of a tensor for one another.",
         formula="alert if each call is along dimension 0, whose size is that of the batch, and each sample has a target of its "
         "own\n"
         "      or a line along the dimension is masked as a whole, and none along the last one\n"
         "      or of a square matrix line 0 of the last dimension is whole, and in line 0 of this one all but the first number is "
         "masked\n"
-        "      or what nll_loss is given has logsumexp = 0 along another dimension than the second, and not along that one",
+        "      or what nll_loss is given has logsumexp = 0 along another dimension than the second, and not along that one\n"
+        "or if, in the graph of the first sampled loss, a view has the sizes of its input in another order, or the last of three "
+        "second,\n   unless it is cut next, or padded before, or its first dimension is moved next",
         advice=("Pass dim=-1 for classes in the last dimension and for attention scores of shape (…, queries, keys)",
             "Where samples are weighted against one another on purpose, mute this with rules=['-softmax_dim']"),
     ),

@@ -23,6 +23,9 @@ _PRODUCTS = ("Addmm", "Mm", "Linear")
 _MULTIPLIES = (*_PRODUCTS, "T", "Transpose", "Permute", "Convolution")
 _SCALES = ("Mul", "Div")
 _LINEAR = (*_SCALES, "Add", "Sub", "Neg", "Sum", "Mean", "NativeDropout")
+_VIEWS = ("View", "UnsafeView", "ReshapeAlias")
+_CUTS = ("Slice", "Select", "Narrow")
+_JOINS = ("Cat", "ConstantPadNd")
 # Operations that only move or cast values.
 _MOVES = (
     *("View", "UnsafeView", "Reshape", "ReshapeAlias", "Transpose", "Permute", "T", "Squeeze", "Unsqueeze", "Expand", "Slice"),
@@ -51,13 +54,29 @@ def made_by(tensor: Tensor) -> str:
     return _unmoved(tensor.grad_fn)[1].lower()
 
 
-def viewed_from_last(tensor: Tensor) -> bool:
-    """Whether the second dimension of a tensor is, by its size, the last one of the tensor that it is a view of, in its order."""
-    node = tensor.grad_fn
-    sizes: Sequence[int] = getattr(node, "_saved_self_sym_sizes", ()) if "View" in type(node).__name__ else ()
-    if tensor.dim() < 3 or len(sizes) < 3 or sizes[0] != len(tensor):
-        return False
-    return bool(sizes[-1] == tensor.shape[1] != sizes[1] and tensor.numel() > tensor.shape[0] * tensor.shape[1])
+def viewed(loss: Tensor) -> Any | None:
+    """Return a view that takes dimensions of a tensor for one another: numbers stay in their order, where a transpose moves them.
+
+    Its sizes are those of the tensor in another order, the first one apart; or the last of three becomes the second.
+
+    Args:
+        loss: The loss, before backward.
+
+    Returns:
+        The node of such a view, or None. Not one that is cut next, or was padded before, as relative positions are shifted; nor one
+        whose first dimension is moved next, as heads are.
+    """
+    for node, name, user in _operations(loss.grad_fn, MOST) if loss.grad_fn is not None else ():
+        if name in _VIEWS and user is not None:
+            after, before = node._input_metadata[0].shape, node._saved_self_sym_sizes
+            of_after, of_before = ([size for size in sizes if size > 1] for sizes in (after, before))
+            moved = of_before != of_after and sorted(of_before) == sorted(of_after)
+            moved |= len(of_before) == 3 <= len(of_after) and of_after[-1] != of_before[-1] == of_after[1] != of_before[1]
+            shifted = str(user.name()).startswith(_CUTS) or _unmoved(_input(node))[1] in _JOINS
+            first = getattr(user, "_saved_dim0", 1) == 0
+            if moved and len(of_after) > 2 and after[0] == before[0] > 1 and not shifted and not first:
+                return node
+    return None
 
 
 def aligns(loss: Tensor) -> bool:

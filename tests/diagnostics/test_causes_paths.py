@@ -28,7 +28,7 @@ from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
 from lightning_hooks.diagnostics.features.table import FeatureStats
 from lightning_hooks.diagnostics.gradients.tables import GradientStats, ParameterGradientStats
 from lightning_hooks.diagnostics.loss_inputs.predictions import OutputStats
-from lightning_hooks.diagnostics.loss_inputs.rules import UnreachableTargets, ViewedClasses
+from lightning_hooks.diagnostics.loss_inputs.rules import UnreachableTargets
 from lightning_hooks.diagnostics.loss_inputs.targets import BLANK, SIGNS, TargetStats
 from lightning_hooks.diagnostics.setup.rules import ClassWeights, LabelSmoothing
 from tests.support.causes import judged
@@ -148,15 +148,14 @@ def test_what_a_rule_states_of_a_loss_has_its_cause_and_no_other() -> None:
         targets={"hinge_embedding_loss": zeros, "ctc_loss": blanks, "bce_with_logits": down},
         outputs={
             "cross_entropy": of_logits(frequent_weight=2.0),
-            "cross_entropy#2": of_logits(viewed=3, smoothing=0.49),
+            "cross_entropy#2": of_logits(smoothing=0.49),
             "cross_entropy#3": of_logits(smoothing=0.5),
         },
     )
-    alerts = [one for rule in (UnreachableTargets(), ViewedClasses(), ClassWeights(), LabelSmoothing()) for one in rule(given)]
+    alerts = [one for rule in (UnreachableTargets(), ClassWeights(), LabelSmoothing()) for one in rule(given)]
     for cause, right in (
         (code.LABELS_OF_ZERO, {"hinge_embedding_loss"}),
         (code.BLANK_LABEL, {"ctc_loss"}),
-        (code.VIEWED_CLASSES, {"cross_entropy#2"}),
         (code.UPSIDE_DOWN, {"cross_entropy", "bce_with_logits"}),
         (code.SMOOTHED, {"cross_entropy#3"}),
     ):

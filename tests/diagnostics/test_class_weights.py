@@ -1,15 +1,16 @@
-"""Weights of classes in a loss, and views of logits."""
+"""Weights of classes in a loss, and views in the place of a transpose."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_hooks.diagnostics.loss_inputs.predictions import class_weights
 from lightning_hooks.diagnostics.loss_inputs.targets import weighted_down
-from lightning_hooks.hooks.graph import viewed_from_last
+from lightning_hooks.hooks.graph import viewed
 
 LABELS = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2, -100])
 
@@ -46,14 +47,21 @@ def test_rare_positives_that_are_weighted_down(weight: float | list[float] | Non
     [
         (lambda x: x.view(5, 4, 6), True),
         (lambda x: x.reshape(len(x), 4, -1), True),
+        (lambda x: x.reshape(len(x), 4, -1).transpose(1, 2).flatten(0, 1), True),
+        (lambda x: F.relu(x.view(5, 4, 2, 3)), True),  # tokens to a picture
+        (lambda x: x.transpose(1, 2).reshape(5, 6, 4), True),
         (lambda x: x.transpose(1, 2), False),
         (lambda x: x.transpose(1, 2).contiguous(), False),
         (lambda x: x.flatten(0, 1), False),
-        (lambda x: x.view(5, 6, 2, 2), False),
+        (lambda x: x.view(5, 6, 2, 2), False),  # heads
+        (lambda x: x.view(5, 1, 6, 4), False),
+        (lambda x: x.view(5, 4, 6).transpose(0, 1), False),  # as heads of multi-head attention, samples second
+        (lambda x: F.pad(x, (1, 0)).view(5, 5, 6)[:, 1:], False),  # as relative positions are shifted
+        (lambda x: x.view(5, 4, 6)[:, 1:], False),
         (lambda x: F.relu(x.transpose(1, 2)), False),
     ],
 )
-def test_a_view_that_takes_other_numbers_for_classes(change: object, found: bool) -> None:
-    logits = torch.randn(5, 6, 4, requires_grad=True) * 1
-    seen: Tensor = change(logits)  # type: ignore[operator]
-    assert viewed_from_last(seen) is found
+def test_a_view_that_takes_dimensions_for_one_another(change: Any, found: bool) -> None:
+    x = torch.randn(5, 6, 4, requires_grad=True) * 1
+    assert (viewed((change(x) * 2).sum()) is not None) is found
+    assert viewed(torch.zeros(())) is None

@@ -194,7 +194,8 @@ def changed_between_steps(alert: Alert, facts: Facts, found: CauseEvidence) -> J
 def written_back(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Code writes weights back after steps."""
     rate, setup = facts.rate_at(alert.site), facts.flow.model_setup
-    between = setup.weights_set is None and alert.kind == "set_outside"
+    known = setup.weights_returned or setup.weights_still or setup.weights_away
+    between = bool(known) and setup.weights_set is None and alert.kind == "set_outside"
     found.add(between, PROOF, "steps begin with the weights that earlier ones began with, although updates change them")
     still = alert.value == 0 and rate is not None and rate.lr > 0
     found.add(still, STRONG, "it has a gradient and a rate, and does not change by a bit")
@@ -270,9 +271,9 @@ BLANK_LABEL = fact("blank_label", "a label is the blank of the alignment", "repl
 LABELS_OF_ZERO = fact("labels_of_zero", "labels are 0 and 1 where -1 and 1 are expected", "replace",
                       "the labels of {site} that are 0", "-1", "2 * labels - 1", strength=PROOF,
                       advice="Pass 2 * labels - 1")  # fmt: skip
-VIEWED_CLASSES = fact("viewed_classes", "a view takes numbers of several places for one class", "replace",
-                      "the view (or reshape) before {site}", "a transpose, or permute", "logits.transpose(1, -1)", strength=PROOF,
-                      advice="Use transpose(1, 2), or permute, in place of view or reshape")  # fmt: skip
+VIEWED_DIMENSIONS = fact("viewed_classes", "a view takes dimensions for one another", "replace",
+                         "the view (or reshape) after {site}", "a transpose, or permute", "x.transpose(1, 2)", strength=PROOF,
+                         advice="Use transpose(1, 2), or permute, in place of view or reshape")  # fmt: skip
 NEVER_ZEROED = fact("never_zeroed", "gradients add up, or are lost, between steps", "call",
                     "optimizer.zero_grad() once after each step", code="optimizer.zero_grad()",
                     advice="Call optimizer.zero_grad() after each step, and at no other time")  # fmt: skip

@@ -255,6 +255,7 @@ class GradientCollector(GradientSites):
             loss_sign=seen.loss_sign,
             linear_layers=(seen.first_linear, seen.last_linear, seen.n_linear) if seen.first_linear else None,
             target_layer=seen.target_layer,
+            viewed=seen.viewed,
             loss=self._loss.table.read(packed["loss"]),
             model_setup=self._setup.read(packed["setup"], self.context.host.model, modules, {seen.user: seen.elements}),
             optimizers=self._sampled.optimizers.read(packed["optimizers"]),

@@ -22,6 +22,7 @@ from lightning_hooks.hooks.graph import (
     nearest_known,
     parameters_behind,
     squashed_twice,
+    viewed,
     weights_of_targets,
 )
 from lightning_hooks.hooks.selection import cleaned
@@ -44,6 +45,7 @@ class FirstLossGraph(NamedTuple):
         last_linear: The last.
         n_linear: How many layers it has.
         target_layer: The first layer that learns as the target of a loss alone; empty for none.
+        viewed: The module before a view that takes dimensions for one another; empty for none.
     """
 
     squashed_twice: str = ""
@@ -55,6 +57,7 @@ class FirstLossGraph(NamedTuple):
     last_linear: str = ""
     n_linear: int = 0
     target_layer: str = ""
+    viewed: str = ""
 
     @classmethod
     def read(cls, numbers: Sequence[int], modules: Sequence[str]) -> FirstLossGraph:
@@ -100,9 +103,12 @@ class OutputNodes:
 
     def _look_at(self, loss: Tensor, model: nn.Module, steps: ParameterPlaces, hidden: Collection[int]) -> None:
         """Look for what is wrong with a loss: squashed twice, a wrong sign, a target that learns, parameters that nobody holds."""
-        node, weights, holders = squashed_twice(loss), linear_layers(loss), steps.holders()
-        squashed = self._seen.squashed_twice if node is None else nearest_known(node, self.of) or NO_MODULE
-        self._seen = self._seen._replace(loss_aligns=aligns(loss), loss_sign=distance_sign(loss), squashed_twice=squashed)
+        weights, holders = linear_layers(loss), steps.holders()
+        twice, seen = (
+            known if node is None else nearest_known(node, self.of) or NO_MODULE
+            for known, node in ((self._seen.squashed_twice, squashed_twice(loss)), (self._seen.viewed, viewed(loss)))
+        )
+        self._seen = self._seen._replace(loss_aligns=aligns(loss), loss_sign=distance_sign(loss), squashed_twice=twice, viewed=seen)
         targets = [weight for weight in weights_of_targets(loss, self.compared) if id(weight) in holders]
         if targets or weights:
             modules = {id(parameter): name.rpartition(".")[0] for name, parameter in cleaned(model.named_parameters())}

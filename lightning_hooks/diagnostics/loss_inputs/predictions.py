@@ -13,7 +13,6 @@ from torch import Tensor
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallTable
 from lightning_hooks.declare.functional_calls import FunctionalCall, FunctionalCalls
-from lightning_hooks.hooks.graph import viewed_from_last
 from lightning_hooks.hooks.tensors import in_memory, plain_values
 from lightning_hooks.statistics.columns import MAXIMUM, MAXIMUM_OR_NONE, MINIMUM_OR_NONE, SUM, Columns, row_dtype
 
@@ -55,7 +54,6 @@ class OutputStats:
         accuracy: Share of the measured rows whose largest logit is at the label.
         unnormalized: Share of the measured rows whose target is a row of numbers that do not sum to 1, nor all to 0.
         frequent_weight: Mean weight of the labels over that of the classes; NaN where the loss does not weigh classes.
-        viewed: Calls whose input is a view of a tensor that has the classes last.
         smoothing: Mean ``label_smoothing`` of the calls.
         first_loss: The cross entropy of the measured rows of the training's first call; NaN in later windows, and where targets are
             probabilities.
@@ -79,7 +77,6 @@ class OutputStats:
     unnormalized: float = 0.0
     first_loss: float = math.nan
     frequent_weight: float = math.nan
-    viewed: int = 0
     smoothing: float = 0.0
 
     @property
@@ -121,7 +118,6 @@ class OutputColumn(Columns):
     FIRST_ROWS = SUM
     WEIGHT = SUM  # of labels, by the weights of their classes
     CLASS_WEIGHT = SUM  # as many times the mean of the classes
-    VIEWED = SUM  # calls
     SMOOTHING = SUM  # over calls
     CLASSES = MAXIMUM
     MAX_LOGIT = MAXIMUM_OR_NONE
@@ -156,9 +152,7 @@ class LossInputs(CallTable):
                 self.add(index, measure(logits, plain_values(target), ignored, call.output, call.function == "nll_loss", first))
             weights = class_weights(call.arguments.get("weight"), target, ignored)
             if weights is not None:
-                self.rows[index, OutputColumn.WEIGHT : OutputColumn.VIEWED] += weights.to(self.rows)
-            if viewed_from_last(given):
-                self.rows[index, OutputColumn.VIEWED] += 1
+                self.rows[index, OutputColumn.WEIGHT : OutputColumn.SMOOTHING] += weights.to(self.rows)
             self.rows[index, OutputColumn.SMOOTHING] += call.arguments.get("label_smoothing", 0.0)
 
     def add(self, index: int, row: Tensor) -> None:
@@ -222,7 +216,7 @@ def measure(
     across = (is_across(logits) if of_logarithms else sums.new_zeros(())).to(dtype)
     same = same_rows(x, counts).to(dtype)
     call, classes = sums.new_ones(1), sums.new_full((1,), x.shape[-1])
-    began, later = sums.new_zeros(2), sums.new_zeros(4)
+    began, later = sums.new_zeros(2), sums.new_zeros(3)
     if first and as_labels:
         of_label = log_z - x.gather(1, named.to(torch.int64).clamp(0, x.shape[-1] - 1)[:, None])[:, 0]
         began = torch.stack((torch.where(counts, of_label, 0.0).sum(dtype=dtype), counts.sum(dtype=dtype)))
@@ -305,7 +299,7 @@ def output_stats(row: Sequence[float]) -> OutputStats:
     def mean(column: OutputColumn, whole: float = rows) -> float:
         return row[column] / whole if whole else math.nan
 
-    counts = ("calls", "rows", "classes", "same", "across", "ignored_calls", "lost_calls", "viewed")
+    counts = ("calls", "rows", "classes", "same", "across", "ignored_calls", "lost_calls")
     found: dict[str, Any] = {name: int(row[of[name.upper()]]) for name in counts}
     found |= {name: mean(of[name.upper()]) for name in ("probabilities", "log_probabilities", "mixed_signs")}
     found |= {name: row[of[name.upper()]] if rows else math.nan for name in ("max_logit", "min_logit")}

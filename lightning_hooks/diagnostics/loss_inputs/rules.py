@@ -13,7 +13,6 @@ from lightning_hooks.diagnostics.causes.code import (
     NO_LOGITS,
     RATES_FOR_LOGARITHMS,
     SHIFTED_TWICE,
-    VIEWED_CLASSES,
     activation_before_loss,
 )
 from lightning_hooks.diagnostics.causes.wiring import compared_in_pairs
@@ -220,23 +219,6 @@ class TargetLearns(Rule, kind="output_range"):
             )  # fmt: skip
 
 
-class ViewedClasses(Rule, kind="output_range"):
-    """A cross entropy whose classes, the last dimension of a layer's output, were brought to the second one by a view.
-
-    A view keeps the numbers in their order, so that a class gets those of other places; ``transpose`` moves the dimension.
-    """
-
-    def __call__(self, report: FeatureReport) -> Alerts:
-        for site, stats in where(report.outputs, lambda stats: stats.viewed):
-            yield self.alert(
-                report, site, float(stats.viewed), 0.0, "warning",
-                f"its input is a view, or reshape, of a tensor with its {stats.classes} classes last, in {stats.viewed} of "
-                f"{stats.calls} sampled calls: what it takes for one class are numbers of several places.",
-                advice=("Use transpose(1, 2), or permute, in place of view or reshape",
-                    "Flatten both: logits.flatten(0, 1) and target.flatten()"),
-            )  # fmt: skip
-
-
 __all__ = [
     "DoubleSoftmax",
     "LabelsShifted",
@@ -245,14 +227,13 @@ __all__ = [
     "TargetLearns",
     "TargetSums",
     "UnreachableTargets",
-    "ViewedClasses",
 ]
 
 KINDS = (
     Kind(
         "output_range", "A loss given what it does not expect", group="Loss", states="fact",
         causes=(
-            compared_in_pairs, VIEWED_CLASSES, BLANK_LABEL, LABELS_OF_ZERO, SHIFTED_TWICE, NO_LOGARITHMS, RATES_FOR_LOGARITHMS,
+            compared_in_pairs, BLANK_LABEL, LABELS_OF_ZERO, SHIFTED_TWICE, NO_LOGARITHMS, RATES_FOR_LOGARITHMS,
             activation_before_loss, NO_LOGITS,
         ),
         meaning="`cross_entropy` is given numbers that are no logits: probabilities, what a ReLU or a tanh leaves. It applies a "
@@ -260,8 +241,8 @@ KINDS = (
         "`mse_loss`, `l1_loss`, `smooth_l1_loss` or `huber_loss` compares every output with every target, because their shapes "
         "differ, or has targets that the sigmoid, softmax, tanh or ReLU before it cannot put out. Or `binary_cross_entropy` has "
         "targets below 0 or above 1, or `kl_div` or `ctc_loss` is given no logarithms of probabilities. Or labels of `ctc_loss` "
-        "are its blank, or those of a loss of pairs are 0 and not -1. Or the classes of `cross_entropy` are brought to its "
-        "second dimension by a view, or its labels are the tokens two places ahead. Or `poisson_nll_loss` is given rates and takes "
+        "are its blank, or those of a loss of pairs are 0 and not -1. Or labels of `cross_entropy` "
+        "are the tokens two places ahead. Or `poisson_nll_loss` is given rates and takes "
         "logarithms. Or layers learn only as the target of such a loss.",
         formula="alert if {OutputRange.share} of the rows have no number below 0 and the sum 1    (probabilities)\n"
         "      or min(logits) = 0 < max(logits) and more than {OutputRange.zeros} of the logits are 0    (a rectifier)\n"
@@ -272,7 +253,6 @@ KINDS = (
         "                or {OutputRange.mixed} of the rows have numbers below 0 and above it, and none has logsumexp(row) = 0\n\n"
         "judged from {OutputRange.min_logits} logits on\n\n"
         "cross_entropy: alert if {TargetSums.share} of the rows of its targets sum neither to 1 nor to 0\n"
-        "               or its input is a view of a tensor with the classes last\n"
         "               or it is the only one, and its labels are the tokens that the model is given, two places ahead\n\n"
         "mse_loss, l1_loss, smooth_l1_loss, huber_loss, unless reduction = 'none':\n"
         "          alert if the shapes of input and target differ, and both are expanded\n"
