@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ def made_by(tensor: Tensor) -> str:
 def viewed(loss: Tensor) -> Any | None:
     """Return a view that takes dimensions of a tensor for one another: numbers stay in their order, where a transpose moves them.
 
-    Its sizes are those of the tensor in another order, the first one apart; or the last of three becomes the second.
+    Its sizes are those of the tensor in another order, but for the first one; or the last of three becomes the second.
 
     Args:
         loss: The loss, before backward.
@@ -66,17 +67,21 @@ def viewed(loss: Tensor) -> Any | None:
         The node of such a view, or None. Not one that is cut next, or was padded before, as relative positions are shifted; nor one
         whose first dimension is moved next, as heads are.
     """
-    for node, name, user in _operations(loss.grad_fn, MOST) if loss.grad_fn is not None else ():
-        if name in _VIEWS and user is not None:
-            after, before = node._input_metadata[0].shape, node._saved_self_sym_sizes
-            of_after, of_before = ([size for size in sizes if size > 1] for sizes in (after, before))
-            moved = of_before != of_after and sorted(of_before) == sorted(of_after)
-            moved |= len(of_before) == 3 <= len(of_after) and of_after[-1] != of_before[-1] == of_after[1] != of_before[1]
-            shifted = str(user.name()).startswith(_CUTS) or _unmoved(_input(node))[1] in _JOINS
-            first = getattr(user, "_saved_dim0", 1) == 0
-            if moved and len(of_after) > 2 and after[0] == before[0] > 1 and not shifted and not first:
-                return node
+    for node, name, user in _operations(loss.grad_fn, MOST):
+        after: Sequence[int] = node._input_metadata[0].shape if name in _VIEWS and user is not None else ()
+        if len(after) < 3 or not _takes_for_one_another(node._saved_self_sym_sizes, after):
+            continue
+        shifted = str(user.name()).startswith(_CUTS) or _unmoved(_input(node))[1] in _JOINS
+        if not shifted and getattr(user, "_saved_dim0", 1) != 0:
+            return node
     return None
+
+
+def _takes_for_one_another(before: Sequence[int], after: Sequence[int]) -> bool:
+    """Whether sizes are others in another order, but for those of 1, or the last of three others is second."""
+    one, other = ([size for size in sizes if size > 1] for sizes in (before, after))
+    second = len(one) == 3 <= len(other) and other[-1] != one[-1] == other[1] != one[1]
+    return len(other) > 2 and other[0] == before[0] and (second or (one != other and sorted(one) == sorted(other)))
 
 
 def aligns(loss: Tensor) -> bool:
@@ -85,7 +90,7 @@ def aligns(loss: Tensor) -> bool:
     Args:
         loss: The loss, before backward.
     """
-    return "CtcLoss" in " ".join([name for _, name, _ in _operations(loss.grad_fn, NEAR)])
+    return "CtcLoss" in " ".join(map(itemgetter(1), _operations(loss.grad_fn, NEAR)))
 
 
 def distance_sign(loss: Tensor) -> int:

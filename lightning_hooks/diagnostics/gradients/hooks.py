@@ -104,11 +104,10 @@ class OutputNodes:
     def _look_at(self, loss: Tensor, model: nn.Module, steps: ParameterPlaces, hidden: Collection[int]) -> None:
         """Look for what is wrong with a loss: squashed twice, a wrong sign, a target that learns, parameters that nobody holds."""
         weights, holders = linear_layers(loss), steps.holders()
-        twice, seen = (
-            known if node is None else nearest_known(node, self.of) or NO_MODULE
-            for known, node in ((self._seen.squashed_twice, squashed_twice(loss)), (self._seen.viewed, viewed(loss)))
-        )
-        self._seen = self._seen._replace(loss_aligns=aligns(loss), loss_sign=distance_sign(loss), squashed_twice=twice, viewed=seen)
+        softmax, view, seen = squashed_twice(loss), viewed(loss), self._seen
+        twice = seen.squashed_twice if softmax is None else nearest_known(softmax, self.of) or NO_MODULE
+        before = seen.viewed if view is None else nearest_known(view, self.of) or NO_MODULE
+        self._seen = seen._replace(loss_aligns=aligns(loss), loss_sign=distance_sign(loss), squashed_twice=twice, viewed=before)
         targets = [weight for weight in weights_of_targets(loss, self.compared) if id(weight) in holders]
         if targets or weights:
             modules = {id(parameter): name.rpartition(".")[0] for name, parameter in cleaned(model.named_parameters())}

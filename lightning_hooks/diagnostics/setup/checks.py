@@ -87,7 +87,7 @@ class ModelSetup:
         weights_returned: Sampled steps, so far, at which a few parameters were to the bit what they were at an earlier one, with
             others in between.
         weights_still: These parameters, if they were the same at all sampled steps of the window.
-        weights_away: Each of them to the root mean square of its change since training began, after many steps.
+        weights_away: Each of them to the root mean square of its change since training began or was resumed, after many steps.
         updating: Each frozen batch norm in training mode, to how far its running statistics have moved since training started, in
             the standard deviations that they had then (2-Wasserstein distance, root mean square over the channels). One without
             parameters is frozen if all parameters of the part around it are. Not where they were never trained.

@@ -40,7 +40,8 @@ def test_a_mid_epoch_resume_equals_the_uninterrupted_run(net: str, every: int, a
     assert same_state(whole, resumed)
     assert len(found) == 3 - at[0]
     for epoch, other in zip(found, expected[at[0] :], strict=True):
-        assert_same(tuple(epoch), tuple(other), rel=1e-12)  # sums in another order
+        # Sums come in another order, and how far weights are from where a run began is another number.
+        assert_same(tuple(epoch), tuple(other), rel=1e-12, skip=("weights_away",))
 
 
 def test_a_checkpoint_of_another_selection_is_met_with_a_message(tmp_path: Path) -> None:
