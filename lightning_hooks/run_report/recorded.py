@@ -220,9 +220,8 @@ class MonitorRecord:
     def values(self, table: str, stat: str, name: str) -> list[float]:
         """One statistic of one row of a table by kept epochs; NaN where it was not measured."""
         series = self.series(table, stat)
-        if name not in series.names:
-            return [math.nan] * len(series.epochs)
-        return [float(value) for value in series.values[series.names.index(name)]]
+        known = series.values[series.names.index(name)] if name in series.names else [math.nan] * len(series.epochs)
+        return [float(value) for value in known]
 
 
 @dataclass(slots=True)

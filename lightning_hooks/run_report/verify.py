@@ -50,27 +50,28 @@ def verify(a: Run, b: Run) -> dict[str, Any]:
     failed = [verdict.status == "failed" for verdict in verdicts]
     reasons = _reasons(groups, failed, learned, losses[1])
     worse = learned == "worse" or failed == [False, True] or (groups["new"] and not groups["gone"])
-    found: dict[str, Any] = bounded(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "outcome": "worse" if worse else "same" if reasons else "cured",
-            "reasons": reasons,
-            "a": _run(a, verdicts[0]),
-            "b": _run(b, verdicts[1]),
-            **{group: _listed(found) for group, found in groups.items()},
-            "learning": learned,
-            "loss": {
-                "of": of,
-                "at": at,
-                "unit": b.unit,
-                **{
-                    run: dict(zip(("first", "last"), map(to_plain, both), strict=True))
-                    for run, both in zip("ab", losses, strict=True)
+    return dict(
+        bounded(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "outcome": "worse" if worse else "same" if reasons else "cured",
+                "reasons": reasons,
+                "a": _run(a, verdicts[0]),
+                "b": _run(b, verdicts[1]),
+                **{group: _listed(found) for group, found in groups.items()},
+                "learning": learned,
+                "loss": {
+                    "of": of,
+                    "at": at,
+                    "unit": b.unit,
+                    **{
+                        run: dict(zip(("first", "last"), map(to_plain, both), strict=True))
+                        for run, both in zip("ab", losses, strict=True)
+                    },
                 },
-            },
-        }
+            }
+        )
     )
-    return found
 
 
 def _reasons(groups: Mapping[str, list[Course]], failed: list[bool], learned: str, losses: Losses) -> list[str]:
