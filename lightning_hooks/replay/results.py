@@ -18,7 +18,7 @@ from lightning_hooks.diagnostics.nonfinite.operations import explained, state
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.replay.blame import Blame
-from lightning_hooks.replay.ring import Ring, StepEvidence
+from lightning_hooks.replay.rows import Ring, StepEvidence, samples_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,15 @@ class ReplayResults:
             return alert
         several, found = self._host.setup.world_size > 1, self._shown(alert)
         if found:
-            text = " ".join((f"On rank {rank}: " if several else "") + shown.blame.text for rank, shown in found)
+            texts = ((f"On rank {rank}: " if several else "") + shown.blame.text for rank, shown in found)
             known = tuple(sample for _, shown in found for sample in shown.blame.samples)
-            return self.dated(dataclasses.replace(alert, message=f"{alert.message} {text}", samples=known))
+            return self.dated(dataclasses.replace(alert, message=" ".join((alert.message, *texts)), samples=known))
         entry = None if alert.batch is None else self._ring.of(alert.epoch, alert.batch)
         if entry is None:
             return alert
         if kind_of(alert.kind).about == "nonfinite":
             entry = self._ring.guilty(entry)
-        samples = () if entry.rows is None else entry.rows.samples()
+        samples = samples_of(entry.rows)
         return dataclasses.replace(alert, samples=tuple(f"rank 0: {sample}" for sample in samples) if several else samples)
 
     @property
@@ -103,19 +103,20 @@ class ReplayResults:
         known = [(rank, shown) for rank, shown in self._by_rank() if shown.blame.step is not None]
         if step is None or not window.reports:
             return None
-        failure, raised = step.failure, step.failure.source == "error"
+        failure = step.failure
         site = clean_name(failure.name) if failure.source == "weights" else failure.place.module
         kind, site = ("nonfinite", site or "training_step") if site or not step.loss else ("loss_nonfinite", "loss")
         holding = [n for n, known in enumerate(lasting) if any((alert.kind, alert.site) == (kind, site) for alert in known)]
-        if raised:
-            if affected or explained(step) is None:
-                return None
-        elif not any(holding or self._shown(alert) for _, alert in affected):
+        known_here = (
+            not affected and explained(step) is not None
+            if failure.source == "error"
+            else any(holding or self._shown(alert) for _, alert in affected)
+        )
+        if not known_here:
             return None
         first = window.reports[0]
         made = (0, Alert(kind, site, math.nan, 0.0, first.epoch, first.step, "critical"))
-        fits = sorted(affected, key=lambda entry: (entry[1].kind != kind, entry[1].site != site))
-        place, alert = fits[0] if fits else made
+        place, alert = min(affected, key=lambda entry: (entry[1].kind != kind, entry[1].site != site), default=made)
         place = holding[0] if holding else place
         (rank, shown), (title, what, why) = known[0], state(step)
         gradients = window.report(GradientFlowReport)
@@ -123,7 +124,7 @@ class ReplayResults:
         if at_start and failure.source == "weights" and (alert.kind, alert.site) == (kind, site):
             return place, alert  # its rule knows more
         of_rank = f"It was on rank {rank}." * (self._host.setup.world_size > 1)
-        lead = Alert(
+        return place, Alert(
             *(kind, site, alert.value, alert.threshold, alert.epoch, alert.step, "critical", what),
             since_step=shown.step,
             batch=shown.batch if shown.epoch == alert.epoch else None,
@@ -132,7 +133,6 @@ class ReplayResults:
             advice=kind_of(kind).advice,
             samples=tuple(sample for _, other in known for sample in other.blame.samples),
         )
-        return place, lead
 
     def dated(self, alert: Alert) -> Alert:
         """An alert on the loss, or on the module that was first, with the step at which it began, as each step was judged."""

@@ -48,8 +48,9 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module, batch: Any, size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._model, self._size = model, size
-        uncalled = nn.ModuleList, nn.ModuleDict
-        self._sites = [(name, module) for name, module in named_sites(model) if name and not isinstance(module, uncalled)]
+        self._sites = [
+            (name, module) for name, module in named_sites(model) if name and not isinstance(module, nn.ModuleList | nn.ModuleDict)
+        ]
         self._tracer = Tracer(self._sites, statistics=True)
         self._given = {_key(tensor): (source, name, tensor) for source, name, tensor in nonfinite_inputs(model, batch)}
         self._causes: dict[int, Failure | None] = {}  # by storage; None where it was put in on purpose
