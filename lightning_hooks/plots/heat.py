@@ -90,12 +90,11 @@ def cell_figure(
     most = max(map(len, rows.values()), default=0)
     if not most:
         return canvas.nothing(title, missing)
-    values = np.array([[*row, *[np.nan] * (most - len(row))] for row in rows.values()])
     width = canvas.within(3.0 + 0.065 * min(max(map(len, rows)), 34) + 0.3 * most, 5.6, 13.0)
     figure, axes = canvas.single(width, canvas.within(1.9 + 0.24 * len(rows), 2.8, 12.5))
     canvas.heading(axes, title, line, width - 2.5)
     low, high = limits or (None, None)
-    shown = np.ma.masked_invalid(values)
+    shown = np.ma.masked_invalid([[*row, *[np.nan] * (most - len(row))] for row in rows.values()])
     mesh = canvas.table(axes, shown, (64, 64), vmin=low, vmax=high, cmap="viridis")
     axes.set_xticks(range(0, most, -(-most // 16)))
     axes.set_xlabel(part)

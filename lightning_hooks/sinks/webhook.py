@@ -63,9 +63,18 @@ class Message:
 
 def of_alert(alert: Alert, run: str) -> Message:
     """The notification of a new root alert."""
-    headline = f"{alert.title} at {alert.where}"
-    cause = " ".join((alert.seen, alert.follows)).strip()
-    return Message("alert", alert.kind, alert.severity, run, headline, alert.site, alert.epoch, alert.began, cause, alert.advice)
+    return Message(
+        "alert",
+        alert.kind,
+        alert.severity,
+        run,
+        headline=f"{alert.title} at {alert.where}",
+        site=alert.site,
+        epoch=alert.epoch,
+        step=alert.began,
+        cause=" ".join((alert.seen, alert.follows)).strip(),
+        remedy=alert.advice,
+    )
 
 
 def of_end(end: Mapping[str, Any], headline: str, run: str) -> Message:
@@ -90,8 +99,8 @@ def _slack(message: Message) -> Body:
 
 
 def _discord(message: Message) -> Body:
-    text = re.sub(r"([\\`*_~|<>\[\]()#:-])", r"\\\1", message.text)
-    return _json({"content": text[:2000], "allowed_mentions": {"parse": []}})
+    escaped = re.sub(r"([\\`*_~|<>\[\]()#:-])", r"\\\1", message.text)
+    return _json({"content": escaped[:2000], "allowed_mentions": {"parse": []}})
 
 
 def _ntfy(message: Message) -> Body:
