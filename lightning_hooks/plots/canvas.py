@@ -192,8 +192,7 @@ def name_layers(axes: Axes, names: Sequence[str], which: Literal["x", "y"], what
     step = next(n for n in round_numbers() if len(names) / n <= MOST_LABELS)
     texts = [plain(shortened(name[len(prefix) :])).replace("\n", "\\n") for name in names[::step]]
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_ticks(range(0, len(names), step))
-    axis.set_ticklabels(texts)
+    axis.set_ticks(range(0, len(names), step), texts)
     look: dict[str, Any] = {"parse_math": False, "fontsize": 8 if len(names) <= 40 else 7 if which == "x" else 6.5}
     if which == "x" and len(names) > 8:
         look["rotation"] = 90

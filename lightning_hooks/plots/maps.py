@@ -150,9 +150,8 @@ def overlaid(image: np.ndarray, cam: np.ndarray) -> np.ndarray:
     peak = cam.max()
     strength = within(cam / peak if peak > 0 else np.zeros_like(cam), 0, 1)
     colour = colormaps["inferno"](0.25 + 0.75 * strength)[..., :3] * 255
-    grey = np.broadcast_to(image.mean(-1, keepdims=True), image.shape)
     alpha = (STRENGTH * np.sqrt(strength))[..., None]
-    return np.asarray((1 - alpha) * grey + alpha * colour).round().astype(np.uint8)
+    return np.asarray((1 - alpha) * image.mean(-1, keepdims=True) + alpha * colour).round().astype(np.uint8)
 
 
 def cam_figure(title: str, line: str, maps: np.ndarray, images: np.ndarray | None, names: Sequence[str]) -> Figure:

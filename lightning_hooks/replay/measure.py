@@ -122,10 +122,9 @@ class StepMeasure:
 
     def before_backward(self, loss: Any) -> None:
         """Backward starts."""
-        if not isinstance(loss, Tensor):
-            return
-        self._loss = loss.detach()
-        self._levels.append(self._loss)
+        if isinstance(loss, Tensor):
+            self._loss = loss.detach()
+            self._levels.append(self._loss)
 
     def batch_end(self) -> None:
         """A training batch ends, and with it the step."""

@@ -228,10 +228,12 @@ def arguments_of(
     """The tensors that an operation was given, in numbers, and its settings: read at once, since values may be written over."""
     given = dict(zip((one.name for one in schema.arguments), args, strict=False)) | dict(kwargs)
     tensors = [(key, tensor) for key, value in given.items() for tensor in tensors_in(value)]
-    settings: dict[str, Any] = {key: value for key, value in given.items() if isinstance(value, bool | int | float)}
-    settings |= {"dtype": str(given["dtype"]).removeprefix("torch.")} if isinstance(given.get("dtype"), torch.dtype) else {}
-    dims = given.get("dim")
-    settings |= {"dims": tuple(dims)} if isinstance(dims, list | tuple) and all(isinstance(one, int) for one in dims) else {}
+    dtype, dims = given.get("dtype"), given.get("dim")
+    settings: dict[str, Any] = {
+        **{key: value for key, value in given.items() if isinstance(value, bool | int | float)},
+        **({"dtype": str(dtype).removeprefix("torch.")} if isinstance(dtype, torch.dtype) else {}),
+        **({"dims": tuple(dims)} if isinstance(dims, list | tuple) and all(isinstance(one, int) for one in dims) else {}),
+    }
     first = tensors[0][1] if tensors else None
     with suppress(IndexError, RuntimeError, TypeError, ValueError):  # arguments that the operation itself raises for
         if first is not None and first.is_floating_point() and first.layout == torch.strided and first.numel():

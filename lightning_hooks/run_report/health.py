@@ -100,8 +100,7 @@ class Health:
         quotes = kind is not None and kind.quotes_sample
         measured = not quotes and (kind is None or kind.measures != "nothing")
         source = self.sources.get(alert.site)
-        others = problem.sites[1:] if problem is not None else ()
-        follow = problem.consequences if problem is not None else ()
+        others, follow = ((), ()) if problem is None else (problem.sites[1:], problem.consequences)
         in_words = [{"text": step} for step in alert.advice if step not in {remedy.text for remedy in alert.remedies}]
         return {
             **{name: getattr(alert, name) for name in ("kind", "title", "site", "fingerprint", "probability")},

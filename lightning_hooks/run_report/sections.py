@@ -170,12 +170,14 @@ def _maps(run: Run) -> Iterator[Card]:
         f"measured. Sizes are relative to the layer's own first {run.window}, since layers of different types differ a "
         "thousandfold in healthy runs; shares are absolute."
     )
-    maps = []
-    for each in STATISTICS:
-        for at, record in enumerate(run.monitors):
-            series = record.series(each.table, each.stat) if each.caption and record.prefix == each.prefix else None
-            if series and series.names and (each.stat not in NEEDS_MORE_THAN_ZERO or np.nansum(series.values)):
-                maps.append({"map": {"monitor": at, "table": each.table, "stat": each.stat, "caption": each.caption}})
+    maps = [
+        {"map": {"monitor": at, "table": each.table, "stat": each.stat, "caption": each.caption}}
+        for each in STATISTICS
+        for at, record in enumerate(run.monitors)
+        if each.caption and record.prefix == each.prefix
+        for series in [record.series(each.table, each.stat)]
+        if series.names and (each.stat not in NEEDS_MORE_THAN_ZERO or np.nansum(series.values))
+    ]
     more = maps[SHOWN_MAPS:]
     if maps:
         yield [{"text": lead}, *maps[:SHOWN_MAPS], *[fold(f"{len(more)} more", more)] * bool(more)]

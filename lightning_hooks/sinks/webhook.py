@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from http.client import HTTPException
 from time import monotonic
 from typing import Any
@@ -89,20 +90,6 @@ def _json(value: Any) -> Body:
     return json.dumps(value).encode(), {"Content-Type": "application/json"}
 
 
-def _plain(message: Message) -> Body:
-    return _json({"version": VERSION, **asdict(message), "text": message.text})
-
-
-def _slack(message: Message) -> Body:
-    text = message.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # these three make links and mentions
-    return _json({"text": text, "mrkdwn": False})
-
-
-def _discord(message: Message) -> Body:
-    escaped = re.sub(r"([\\`*_~|<>\[\]()#:-])", r"\\\1", message.text)
-    return _json({"content": escaped[:2000], "allowed_mentions": {"parse": []}})
-
-
 def _ntfy(message: Message) -> Body:
     title = visible(f"Training: {message.event} ({message.kind})").encode("ascii", "replace").decode()
     headers = {"Title": title, "Priority": PRIORITIES.get(message.severity, "default"), "Content-Type": "text/plain; charset=utf-8"}
@@ -110,7 +97,15 @@ def _ntfy(message: Message) -> Body:
 
 
 # By format, a message as a service takes it: the body of the request and its headers.
-WRITERS = {"slack": _slack, "discord": _discord, "ntfy": _ntfy, "json": _plain}
+WRITERS: dict[str, Callable[[Message], Body]] = {
+    # Three characters make links and mentions.
+    "slack": lambda message: _json({"text": escape(message.text, quote=False), "mrkdwn": False}),
+    "discord": lambda message: _json(
+        {"content": re.sub(r"([\\`*_~|<>\[\]()#:-])", r"\\\1", message.text)[:2000], "allowed_mentions": {"parse": []}}
+    ),
+    "ntfy": _ntfy,
+    "json": lambda message: _json({"version": VERSION, **asdict(message), "text": message.text}),
+}
 VARIABLE = "LIGHTNING_HOOKS_NOTIFY"
 # Hosts, each with those below it, to the format of their messages; every other takes plain JSON.
 HOSTS = {
