@@ -115,21 +115,23 @@ class ReplayResults:
         if not known_here:
             return None
         first = window.reports[0]
-        made = (0, Alert(kind, site, math.nan, 0.0, first.epoch, first.step, "critical"))
-        place, alert = min(affected, key=lambda entry: (entry[1].kind != kind, entry[1].site != site), default=made)
+        place, alert = min(
+            affected,
+            key=lambda entry: (entry[1].kind != kind, entry[1].site != site),
+            default=(0, Alert(kind, site, math.nan, 0.0, first.epoch, first.step, "critical")),
+        )
         place = holding[0] if holding else place
         (rank, shown), (title, what, why) = known[0], state(step)
         gradients = window.report(GradientFlowReport)
         at_start = gradients is not None and site in gradients.model_setup.nonfinite_weights
         if at_start and failure.source == "weights" and (alert.kind, alert.site) == (kind, site):
             return place, alert  # its rule knows more
-        of_rank = f"It was on rank {rank}." * (self._host.setup.world_size > 1)
         return place, Alert(
             *(kind, site, alert.value, alert.threshold, alert.epoch, alert.step, "critical", what),
             since_step=shown.step,
             batch=shown.batch if shown.epoch == alert.epoch else None,
             title=title,
-            diagnosis=" ".join(filter(None, (what, why, of_rank))),
+            diagnosis=" ".join(filter(None, (what, why, f"It was on rank {rank}." * (self._host.setup.world_size > 1)))),
             advice=kind_of(kind).advice,
             samples=tuple(sample for _, other in known for sample in other.blame.samples),
         )

@@ -193,8 +193,10 @@ def _settings(run: Run) -> dict[str, Any]:
             found[f"clipping limit of {name}"] = stats.get("limit")
         if record.fields.get("batches"):
             found[f"batches of a {run.window}"] = record.fields["batches"]
-    found |= {key: value for key, value in run.fit.items() if key not in NOT_SETTINGS}
-    found["monitors"] = ", ".join(f"{record.prefix} ({record.modules})" for record in run.monitors)
-    found[f"{run.window}s"] = len(run.epochs)
-    found |= {f"layer {name}": f"{kind}({detail})" for name, kind, detail, _ in layers(run)}
+    found |= {
+        **{key: value for key, value in run.fit.items() if key not in NOT_SETTINGS},
+        "monitors": ", ".join(f"{record.prefix} ({record.modules})" for record in run.monitors),
+        f"{run.window}s": len(run.epochs),
+        **{f"layer {name}": f"{kind}({detail})" for name, kind, detail, _ in layers(run)},
+    }
     return {key: number(value) if isinstance(value, float) else value for key, value in found.items()}

@@ -116,9 +116,9 @@ def unusual(run: Run) -> Iterator[Card]:
 def model(run: Run, most: int) -> Iterator[Card]:
     """The set-up and the layers."""
     found, known = [(what, run.fit[key]) for key, what in SETTINGS if run.fit.get(key) not in (None, "", -1)], layers(run)
-    card: Card = [{"facts": [[what, str(value)] for what, value in found]}] if found else []
-    if known:
-        cells = table(("layer", "type", "shape", "parameters"), known[:most])
-        left = len(known) - most
-        card.append(fold(f"The {len(known)} layers", [cells, *[{"text": f"{left} more are in reports.jsonl."}] * (left > 0)]))
-    yield card
+    left, cells = len(known) - most, table(("layer", "type", "shape", "parameters"), known[:most])
+    more = [{"text": f"{left} more are in reports.jsonl."}] * (left > 0)
+    yield [
+        *[{"facts": [[what, str(value)] for what, value in found]}] * bool(found),
+        *[fold(f"The {len(known)} layers", [cells, *more])] * bool(known),
+    ]

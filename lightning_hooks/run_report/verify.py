@@ -107,9 +107,11 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     for group, title in GROUPS.items():
         alerts = found[group]
         if alerts:
-            shown.append(f"{title} ({len(alerts)}):")
-            shown += [f"  [{one['severity']}] {one['kind']} at {one['site']}" for one in alerts[:SHOWN]]
-            shown += [f"  and {len(alerts) - SHOWN} more"] * (len(alerts) > SHOWN)
+            shown += [
+                f"{title} ({len(alerts)}):",
+                *(f"  [{one['severity']}] {one['kind']} at {one['site']}" for one in alerts[:SHOWN]),
+                *[f"  and {len(alerts) - SHOWN} more"] * (len(alerts) > SHOWN),
+            ]
     if loss["at"] is not None:
         courses = ", ".join(f"{loss[run]['first']} to {loss[run]['last']} in {run.upper()}" for run in "ab")
         shown.append(f"The {loss['of']} loss up to {loss['unit']} {loss['at']}: {courses}: {found['learning']}.")

@@ -54,10 +54,14 @@ class Message:
     @property
     def text(self) -> str:
         """It as lines of plain text, cut where they are too long."""
-        lines = [f"[{self.severity}] {self.headline}", f"{self.run}: epoch {self.epoch}, step {self.step}"]
         steps = [inside_a_sentence(step.removeprefix("Try ")) for step in self.remedy]  # the line's label says it
-        lines += [self.cause] * bool(self.cause) + [f"try: {'; '.join(steps)}."] * bool(steps)
-        lines += [f"{self.more} more of this kind"] * bool(self.more)
+        lines = [
+            f"[{self.severity}] {self.headline}",
+            f"{self.run}: epoch {self.epoch}, step {self.step}",
+            *[self.cause] * bool(self.cause),
+            *[f"try: {'; '.join(steps)}."] * bool(steps),
+            *[f"{self.more} more of this kind"] * bool(self.more),
+        ]
         text = "\n".join(visible(" ".join(line.split())) for line in lines)
         return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
 
