@@ -38,25 +38,27 @@ def layer_dots(axes: Axes, names: Sequence[str], values: np.ndarray, what: str) 
     """A dot for each ``what`` with a positive number: hollow for biases, which differ from weights in healthy runs."""
     bias = np.array([name.rpartition(".")[2] == "bias" for name in names])
     size = canvas.within(5.5 * 60 / max(len(names), 1), 1.6, 5.5) ** 2
-    handles = []
-    for chosen, text, face in ((~bias, "weight" if bias.any() else what, canvas.BLUE), (bias, "bias", "white")):
-        at = np.flatnonzero(chosen & canvas.positive(values))
-        if at.size:
-            handles.append(axes.scatter(at, values[at], s=size, color=face, ec=canvas.BLUE, zorder=3, label=text))
-    return handles
+    return [
+        axes.scatter(at, values[at], s=size, color=face, ec=canvas.BLUE, zorder=3, label=text)
+        for chosen, text, face in ((~bias, "weight" if bias.any() else what, canvas.BLUE), (bias, "bias", "white"))
+        for at in [np.flatnonzero(chosen & canvas.positive(values))]
+        if at.size
+    ]
 
 
 def mark_the_rest(axes: Axes, values: np.ndarray, what: str) -> list[Any]:
     """Mark at the bottom of a log axis what it cannot show: zero, and what is not finite."""
-    handles = []
     look: dict[str, Any] = {"ls": "", "ms": 5, "transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 5}
-    for chosen, marker, color, text in (
+    marks = (
         (values == 0, "v", canvas.GREY, f"{what} is zero"),
         (~np.isfinite(values), "x", canvas.INK, "no finite value"),
-    ):
-        if chosen.any():
-            handles += axes.plot(np.flatnonzero(chosen), np.zeros(chosen.sum()), marker, color=color, label=text, **look)
-    return handles
+    )
+    return [
+        handle
+        for chosen, marker, color, text in marks
+        if chosen.any()
+        for handle in axes.plot(np.flatnonzero(chosen), np.zeros(chosen.sum()), marker, color=color, label=text, **look)
+    ]
 
 
 def mark_affected(axes: Axes, names: Sequence[str], values: np.ndarray, alerts: Sequence[Alert]) -> list[Any]:

@@ -176,23 +176,22 @@ def profile_report(names: Sequence[str], steps: Sequence[TracedStep], memory: Ma
     sites: dict[str, LayerTimes] = {}
     for site, name in enumerate(names):
         found = [traced.tallies[site] for traced in steps if site in traced.tallies]
-        if not found:
-            continue
-        self_time = spread(own[site])
-        sites[name] = LayerTimes(
-            calls=sum(tally.calls for tally in found) / n,
-            recomputed_calls=sum(tally.recomputed for tally in found) / n,
-            self_time=self_time,
-            total_time=spread(inside[site]),
-            forward_self=spread(own[site], FORWARD),
-            forward_total=spread(inside[site], FORWARD),
-            backward_self=spread(own[site], BACKWARD),
-            backward_total=spread(inside[site], BACKWARD),
-            recompute_self=spread(own[site], RECOMPUTE),
-            share=self_time.mean / step_time.mean,
-            output_bytes=sum(tally.output_bytes for tally in found) / n,
-            memory_bytes=memory.get(site),
-        )
+        if found:
+            self_time = spread(own[site])
+            sites[name] = LayerTimes(
+                calls=sum(tally.calls for tally in found) / n,
+                recomputed_calls=sum(tally.recomputed for tally in found) / n,
+                self_time=self_time,
+                total_time=spread(inside[site]),
+                forward_self=spread(own[site], FORWARD),
+                forward_total=spread(inside[site], FORWARD),
+                backward_self=spread(own[site], BACKWARD),
+                backward_total=spread(inside[site], BACKWARD),
+                recompute_self=spread(own[site], RECOMPUTE),
+                share=self_time.mean / step_time.mean,
+                output_bytes=sum(tally.output_bytes for tally in found) / n,
+                memory_bytes=memory.get(site),
+            )
     return ProfileReport(
         **about,
         sites=sites,

@@ -87,8 +87,9 @@ class CapsuleWriter:
             partial.rename(path)
         except Exception as error:  # noqa: BLE001  of the disk; the run goes on
             shutil.rmtree(partial, ignore_errors=True)
-            what = f"The capsule of step {step} could not be written to {path}"
-            self._warn_once(f"{what}: {type(error).__name__}: {error}. {_GOES_ON}")
+            self._warn_once(
+                f"The capsule of step {step} could not be written to {path}: {type(error).__name__}: {error}. {_GOES_ON}"
+            )
         else:
             samples = "It holds training samples." if guilty.batch is not None and self.where != "rows" else "It holds no samples."
             info(

@@ -140,9 +140,8 @@ class StepMeasure:
             return
         level = float(torch.stack([*self._levels]).double().mean())
         half = "16" in str(self._host.setup.description.get("precision", "")) or loss.dtype in (torch.float16, torch.bfloat16)
-        rounding = abs(float(loss)) * (HALF if half else SINGLE)
         for receive in self._receivers:
-            receive(MeasuredLoss(self._step, float(loss), after, level, rounding))
+            receive(MeasuredLoss(self._step, float(loss), after, level, abs(float(loss)) * (HALF if half else SINGLE)))
 
     def _losses(self, batches: Sequence[_Batch]) -> list[float]:
         host = self._host

@@ -137,8 +137,13 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         short = name.removeprefix("native_").removeprefix("_").removesuffix("_forward")
         short = _ALIASES.get(short, short)
         arguments, settings = arguments_of(short, schema, args, kwargs)
-        line = _users_line(walk_stack(sys._getframe(2)))
-        place = Place(short, self._tracer.innermost, arguments=arguments, settings=settings, **line)
+        place = Place(
+            short,
+            self._tracer.innermost,
+            arguments=arguments,
+            settings=settings,
+            **_users_line(walk_stack(sys._getframe(2))),
+        )
         if self._last is None or not self._last.operation.startswith("linalg_") or self._last.where != place.where:
             self._last = place  # the operations after it in the same line are how torch checks it
         # torch gives the node of an operation its number before the operation itself runs; there is no public name.

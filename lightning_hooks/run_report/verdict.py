@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -234,28 +234,24 @@ def _loss(unit: str, losses: Sequence[float]) -> tuple[bool, str]:
     return fallen, f"; the loss {course}"
 
 
-def _of_monitor(record: MonitorRecord, last: int) -> list[Course]:
+def _of_monitor(record: MonitorRecord, last: int) -> Iterator[Course]:
     epochs = record.epochs
     place = {epoch: number for number, epoch in enumerate(epochs)}
     seen = grouped(((alert.kind, alert.site), (epoch, alert)) for epoch in epochs for alert in record.alerts[epoch])
-    found = []
     for dated in seen.values():
         gaps = [place[at] - place[before] for (before, _), (at, _) in pairwise(dated)]
         begins = max((number for number, gap in enumerate(gaps, 1) if gap > REARM), default=0)
         stretch = dated[begins:]
         (since, first), (until, latest) = stretch[0], stretch[-1]
-        found.append(
-            Course(
-                dataclasses.replace(first, cause=latest.cause, consequences=latest.consequences),
-                record.prefix,
-                min((alert.severity for _, alert in stretch), key=gravity),
-                since,
-                until,
-                until == epochs[-1] == last,
-                tuple(at for at, _ in dated),
-            )
+        yield Course(
+            dataclasses.replace(first, cause=latest.cause, consequences=latest.consequences),
+            record.prefix,
+            min((alert.severity for _, alert in stretch), key=gravity),
+            since,
+            until,
+            until == epochs[-1] == last,
+            tuple(at for at, _ in dated),
         )
-    return found
 
 
 def _order(problem: Problem) -> tuple[bool, bool, int, float]:
