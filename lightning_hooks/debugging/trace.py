@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 import torch
@@ -51,8 +50,8 @@ def entries_of(value: Any) -> list[tuple[str, Any]] | None:
         return [(f".{key}", entry) for key, entry in zip(value._fields, value, strict=True)]
     if isinstance(value, tuple | list):
         return [(f"[{place}]", entry) for place, entry in enumerate(value)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(f".{field.name}", stored(value, field.name)) for field in dataclasses.fields(value)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(f".{field.name}", stored(value, field.name)) for field in fields(value)]
     return None
 
 

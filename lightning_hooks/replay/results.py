@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.distributed
 
@@ -59,7 +58,7 @@ class ReplayResults:
         if self.own is None or self._of_ranks:
             return [(rank, shown) for rank, shown in enumerate(self._of_ranks) if shown is not None]
         evidence, blame = self.own
-        return [(0, RankResult(evidence.epoch, evidence.batch, evidence.step, dataclasses.replace(blame, trace=None)))]
+        return [(0, RankResult(evidence.epoch, evidence.batch, evidence.step, replace(blame, trace=None)))]
 
     def explained(self, alert: Alert) -> Alert:
         """An alert about a single step with its samples, and with what running that step again has shown."""
@@ -69,20 +68,20 @@ class ReplayResults:
         if found:
             texts = ((f"On rank {rank}: " if several else "") + shown.blame.text for rank, shown in found)
             known = tuple(sample for _, shown in found for sample in shown.blame.samples)
-            return self.dated(dataclasses.replace(alert, message=" ".join((alert.message, *texts)), samples=known))
+            return self.dated(replace(alert, message=" ".join((alert.message, *texts)), samples=known))
         entry = None if alert.batch is None else self._ring.of(alert.epoch, alert.batch)
         if entry is None:
             return alert
         if kind_of(alert.kind).about == "nonfinite":
             entry = self._ring.guilty(entry)
         samples = samples_of(entry.rows)
-        return dataclasses.replace(alert, samples=tuple(f"rank 0: {sample}" for sample in samples) if several else samples)
+        return replace(alert, samples=tuple(f"rank 0: {sample}" for sample in samples) if several else samples)
 
     @property
     def bad_step(self) -> BadStep | None:
         """What running the first bad step again has shown, on the first rank that had one; None where nothing has."""
         steps = ((shown.blame.step, shown.batch) for _, shown in self._by_rank())
-        return next((dataclasses.replace(step, first=batch == 0) for step, batch in steps if step is not None), None)
+        return next((replace(step, first=batch == 0) for step, batch in steps if step is not None), None)
 
     def lead(self, window: Window, lasting: Sequence[Sequence[Alert]]) -> tuple[int, Alert] | None:
         """The alert about the first bad step, where running it again has shown what failed, and a window shows what came of it.
@@ -139,7 +138,7 @@ class ReplayResults:
     def dated(self, alert: Alert) -> Alert:
         """An alert on the loss, or on the module that was first, with the step at which it began, as each step was judged."""
         found = [shown for _, shown in self._shown(alert) if alert.kind == "loss_nonfinite" or shown.blame.module == alert.site]
-        return dataclasses.replace(alert, batch=found[0].batch, since_step=found[0].step) if found else alert
+        return replace(alert, batch=found[0].batch, since_step=found[0].step) if found else alert
 
     def _shown(self, alert: Alert) -> list[tuple[int, RankResult]]:
         """What running the bad step again has shown of an alert, by rank; empty where it is about an earlier step."""

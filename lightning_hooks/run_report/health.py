@@ -5,17 +5,15 @@ Texts are of bounded length. The text of an exception, paths and values of sampl
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from lightning_hooks.declare.alert import Alert, fingerprint_of
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.plain import to_plain
-from lightning_hooks.run_report.recorded import Source
-from lightning_hooks.run_report.run import Run
+from lightning_hooks.run_report.recorded import Run, Source
 from lightning_hooks.run_report.verdict import Problem, Verdict, judge
 from lightning_hooks.trackers.console import shortened, visible
 
@@ -144,13 +142,13 @@ def health_of(run: Run) -> Health:
 
 def _watched(watched: MonitorScope) -> dict[str, Any]:
     report = watched.report
-    names = () if report is None else [entry.name for entry in dataclasses.fields(report)]
+    names = () if report is None else [entry.name for entry in fields(report)]
     tables = {name: value for name in names if isinstance(value := getattr(report, name), dict)}
     return {
         "monitor": watched.monitor,
         "modules": watched.modules,
         "kinds": None if watched.kinds is None else list(watched.kinds),
-        "observed": {name: len(table) for name, table in tables.items() if any(map(dataclasses.is_dataclass, table.values()))},
+        "observed": {name: len(table) for name, table in tables.items() if any(map(is_dataclass, table.values()))},
         "silent": len(getattr(report, "silent", ())),
         "batches": getattr(report, "batches", None),
         "sampled_batches": getattr(report, "sampled_batches", None),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -181,7 +180,7 @@ class MonitorRecord:
         """The last report; None if its kind is not known. Its class comes with torch."""
         if self.latest is not None:
             with suppress(TypeError, ValueError, KeyError):
-                return dataclasses.replace(report_of(self.latest), alerts=next(reversed(self.alerts.values()), ()))
+                return replace(report_of(self.latest), alerts=next(reversed(self.alerts.values()), ()))
         return None
 
     @property

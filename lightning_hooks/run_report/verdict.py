@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -171,7 +170,7 @@ def judge(run: Run) -> Verdict:
     ending = "Training was still running when this was written, or was killed." if run.end is None else ""
     if run.end is not None and run.end.get("how") == "interrupted":
         ending = "Training was interrupted by the user."
-    return dataclasses.replace(verdict, details=(ending,) if ending else ())
+    return replace(verdict, details=(ending,) if ending else ())
 
 
 def conclude(books: Sequence[AlertBook], observed: bool, end: Mapping[str, Any] | None) -> Verdict:
@@ -244,7 +243,7 @@ def _of_monitor(record: MonitorRecord, last: int) -> Iterator[Course]:
         stretch = dated[begins:]
         (since, first), (until, latest) = stretch[0], stretch[-1]
         yield Course(
-            dataclasses.replace(first, cause=latest.cause, consequences=latest.consequences),
+            replace(first, cause=latest.cause, consequences=latest.consequences),
             record.prefix,
             min((alert.severity for _, alert in stretch), key=gravity),
             since,
