@@ -70,7 +70,7 @@ RULES: dict[type[Any], tuple[Rule, ...]] = {}
 
 def declared_in(file: ModuleType) -> list[Rule]:
     """The rules that a file declares, in order."""
-    classes = [found for found in vars(file).values() if isinstance(found, type) and issubclass(found, Rule)]
+    classes = (found for found in vars(file).values() if isinstance(found, type) and issubclass(found, Rule))
     return [rule() for rule in classes if rule.__module__ == file.__name__]
 
 

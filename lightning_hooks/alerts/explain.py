@@ -67,8 +67,8 @@ def explain(name: str) -> list[str]:
         return _of_kind(name)
     if name in causes:
         cause, kinds = causes[name]
-        lines = [f"{cause.name}: {cause.title}", "", "Try:", *(f"  - {step}." for step in cause.remedies), ""]
-        return lines + _wrapped(f"Explains: {', '.join(kinds)}.")
+        steps = (f"  - {step}." for step in cause.remedies)
+        return [f"{cause.name}: {cause.title}", "", "Try:", *steps, "", *_wrapped(f"Explains: {', '.join(kinds)}.")]
     known = [*KINDS, *causes]
     near = difflib.get_close_matches(name, known, 3, 0.3) or known
     raise ValueError(f"no built-in rule raises {name!r}, and no cause has that name; the closest names are {', '.join(near)}.")
@@ -82,14 +82,16 @@ def _causes() -> dict[str, tuple[PossibleCause, list[str]]]:
 
 def _of_kind(kind: str) -> list[str]:
     known = KINDS[kind]
-    lines = [f"{kind}: {known.title}", "", *_wrapped(known.meaning), "", *_wrapped(f"Severity: {severities(kind)}."), ""]
-    lines += [*textwrap.indent(formula(kind), "  ").splitlines(), "", "Try:", *(f"  - {step}." for step in known.advice)]
-    lines += ["", "Causes that are judged, and what is done about them:"] if known.causes else []
+    lines = [
+        *(f"{kind}: {known.title}", "", *_wrapped(known.meaning), "", *_wrapped(f"Severity: {severities(kind)}."), ""),
+        *(*textwrap.indent(formula(kind), "  ").splitlines(), "", "Try:", *(f"  - {step}." for step in known.advice)),
+        *["", "Causes that are judged, and what is done about them:"] * bool(known.causes),
+    ]
     for one in known.causes:
         lines += _wrapped(f"{one.name}: {one.title}. Remedies: {'; '.join(one.remedies)}.", "  ", "      ")
     for rule in rules_that_raise(kind):
-        explained = documented(type(rule))[1]
-        lines += ["", f"Thresholds of {type(rule).__name__}:"] if thresholds_of(rule) else []
+        _, explained = documented(type(rule))
+        lines += ["", f"Thresholds of {type(rule).__name__}:"] * bool(thresholds_of(rule))
         for name, default in thresholds_of(rule).items():
             lines += _wrapped(f"{name} = {default!r}: {explained.get(name, '')}", "  ", "      ")
     record = record_of(kind)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 import torch
@@ -51,8 +50,8 @@ def entries_of(value: Any) -> list[tuple[str, Any]] | None:
         return [(f".{key}", entry) for key, entry in zip(value._fields, value, strict=True)]
     if isinstance(value, tuple | list):
         return [(f"[{place}]", entry) for place, entry in enumerate(value)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(f".{field.name}", stored(value, field.name)) for field in dataclasses.fields(value)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(f".{field.name}", stored(value, field.name)) for field in fields(value)]
     return None
 
 
@@ -153,13 +152,15 @@ class Trace:
         forward = [call for call in self.calls if call.phase == "forward"]
         rest = [call for call in self.calls if call.phase != "forward"]
         counts = f"{len(forward)} calls, {len(self.backward_order)} gradients"
-        lines = [f"{self.title}: {counts} (on the CPU if no device is shown)."]
-        if self.error:
-            lines.append(f"  Raised in {self.raised_in or 'no traced module'}: {self.error}")
-        lines += ["Forward", *_table(forward)]
-        lines += ["Backward", *_table(rest)] if rest else []
         why = "frozen, without autograd, detached, not part of the loss, or a view that was changed in place."
-        lines += _because("Never called", self.never_called) + _because("No gradient", dict.fromkeys(self.no_gradient, why))
+        lines = [
+            f"{self.title}: {counts} (on the CPU if no device is shown).",
+            *[f"  Raised in {self.raised_in or 'no traced module'}: {self.error}"] * bool(self.error),
+            *("Forward", *_table(forward)),
+            *(("Backward", *_table(rest)) if rest else ()),
+            *_because("Never called", self.never_called),
+            *_because("No gradient", dict.fromkeys(self.no_gradient, why)),
+        ]
         return "\n".join(lines)
 
 
@@ -183,7 +184,7 @@ def _because(title: str, reasons: dict[str, str]) -> list[str]:
     lines = [title] if reasons else []
     for reason in dict.fromkeys(reasons.values()):
         sites = [site for site in reasons if reasons[site] == reason]
-        more = f" and {len(sites) - 6} more" if len(sites) > 6 else ""
+        more = f" and {len(sites) - 6} more" * (len(sites) > 6)
         lines.append(f"  {', '.join(sites[:6])}{more}: {reason}")
     return lines
 
@@ -267,11 +268,10 @@ class Breakpoint:
         try:
             stop = bool(self.when(call))
         except Exception as error:  # noqa: BLE001  of the user's function
-            self.broken = True
+            self.broken, stop = True, False
             self.on_fault(name, error)
-        else:
-            if stop:
-                self._stop(call)
+        if stop:
+            self._stop(call)
 
     def _stop(self, call: Call) -> None:
         found = ", ".join(describe(call.output, statistics=True))

@@ -103,11 +103,18 @@ def table(axes: Axes, values: np.ndarray, most: tuple[int, int], **colours: Any)
     What is masked is hatched.
     """
     rows, columns = values.shape
-    edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
     gap = 0.4 if rows <= most[0] and columns <= most[1] else 0.0
     axes.set_facecolor(MISSING)
     axes.patch.set_hatch("////")
-    mesh = axes.pcolormesh(*edges, values, edgecolors="white" if gap else "face", linewidth=gap, rasterized=True, **colours)
+    mesh = axes.pcolormesh(
+        np.arange(columns + 1) - 0.5,
+        np.arange(rows + 1) - 0.5,
+        values,
+        edgecolors="white" if gap else "face",
+        linewidth=gap,
+        rasterized=True,
+        **colours,
+    )
     axes.set_ylim(rows - 0.5, -0.5)
     axes.spines[:].set_visible(False)
     return mesh
@@ -127,11 +134,10 @@ def mark_alerts(axes: Axes, points: Sequence[tuple[float, float, str]], size: fl
         for foot in (False, True):
             found = [(x, 0.035 if foot else y) for x, y, of in points if of == severity and foot == (not np.isfinite(y))]
             if found:
-                transform = axes.get_xaxis_transform() if foot else axes.transData
                 x, height = zip(*found, strict=True)
                 axes.scatter(
                     x, height, s=look["s"] * size, marker=look["marker"], color=look["color"], ec="white", lw=edge,
-                    zorder=6, transform=transform, clip_on=False,
+                    zorder=6, transform=axes.get_xaxis_transform() if foot else axes.transData, clip_on=False,
                 )  # fmt: skip
 
 
@@ -186,8 +192,7 @@ def name_layers(axes: Axes, names: Sequence[str], which: Literal["x", "y"], what
     step = next(n for n in round_numbers() if len(names) / n <= MOST_LABELS)
     texts = [plain(shortened(name[len(prefix) :])).replace("\n", "\\n") for name in names[::step]]
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_ticks(range(0, len(names), step))
-    axis.set_ticklabels(texts)
+    axis.set_ticks(range(0, len(names), step), texts)
     look: dict[str, Any] = {"parse_math": False, "fontsize": 8 if len(names) <= 40 else 7 if which == "x" else 6.5}
     if which == "x" and len(names) > 8:
         look["rotation"] = 90

@@ -54,9 +54,8 @@ def heatmap(reports: Report | Sequence[Report], stat: str, *, of: str | None = N
     figure, axes = canvas.single(width, canvas.within(1.9 + 0.19 * len(table.names), 2.8, 12.5))
     hatched = "" if np.isfinite(table.values).all() else "; hatched where nothing finite was measured"
     against = f"; each row relative to its first {window_of(table.unit)}" if relative else ""
-    first, last = table.epochs[0], table.epochs[-1]
-    span = f"{table.unit} {first}" if len(table.epochs) == 1 else f"{table.unit}s {first} to {last}"
-    canvas.heading(axes, title, span + against + hatched, width - 2.5)
+    one, several = f"{table.unit} {table.epochs[0]}", f"{table.unit}s {table.epochs[0]} to {table.epochs[-1]}"
+    canvas.heading(axes, title, (one if len(table.epochs) == 1 else several) + against + hatched, width - 2.5)
     shown, norm, colors, ticks = _relative_scale(table.values) if relative else _scale(table.values, stat)
     mesh = canvas.table(axes, shown, (40, 60), norm=norm, cmap=colors)
     canvas.name_epochs(axes, table.epochs, max(2, min(len(table.epochs), 12)), table.unit)
@@ -90,12 +89,11 @@ def cell_figure(
     most = max(map(len, rows.values()), default=0)
     if not most:
         return canvas.nothing(title, missing)
-    values = np.array([[*row, *[np.nan] * (most - len(row))] for row in rows.values()])
     width = canvas.within(3.0 + 0.065 * min(max(map(len, rows)), 34) + 0.3 * most, 5.6, 13.0)
     figure, axes = canvas.single(width, canvas.within(1.9 + 0.24 * len(rows), 2.8, 12.5))
     canvas.heading(axes, title, line, width - 2.5)
     low, high = limits or (None, None)
-    shown = np.ma.masked_invalid(values)
+    shown = np.ma.masked_invalid([[*row, *[np.nan] * (most - len(row))] for row in rows.values()])
     mesh = canvas.table(axes, shown, (64, 64), vmin=low, vmax=high, cmap="viridis")
     axes.set_xticks(range(0, most, -(-most // 16)))
     axes.set_xlabel(part)
@@ -113,8 +111,10 @@ def _relative_scale(values: np.ndarray) -> tuple[np.ndarray, Any, str, dict[str,
     powers = np.abs(np.log10(canvas.within(values[finite & (values > 0)], 1e-100, 1e100)))
     most = max(float(powers.max(initial=0.0)), np.log10(2.0))
     shown = np.ma.masked_array(np.where(values == 0, 10.0**-most, values), ~finite)
-    places = [10.0 ** (share * most) for share in (-1, -0.5, 0, 0.5, 1)]
-    ticks = {"ticks": places, "format": lambda value, _: f"{value:.2g}x" if value < 100 else f"{value:.0e}x"}
+    ticks = {
+        "ticks": [10.0 ** (share * most) for share in (-1, -0.5, 0, 0.5, 1)],
+        "format": lambda value, _: f"{value:.2g}x" if value < 100 else f"{value:.0e}x",
+    }
     return shown, LogNorm(10.0**-most, 10.0**most), "RdBu_r", ticks
 
 

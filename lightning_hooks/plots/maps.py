@@ -67,9 +67,8 @@ def feature_map(
     shape = "x".join(map(str, values.shape[1:]))
     if kind is None:
         return nothing(title, f"An output of shape {tuple(values.shape)} has no picture here.")
-    if kind in ("maps", "attention"):
-        return _grid(title, shape, values, kind, images, max_maps)
-    return _heat(title, shape, values, kind)
+    gridded = kind in ("maps", "attention")
+    return _grid(title, shape, values, kind, images, max_maps) if gridded else _heat(title, shape, values, kind)
 
 
 def _grid(title: str, shape: str, values: np.ndarray, kind: Kind, images: np.ndarray | None, max_maps: int) -> Figure:
@@ -80,8 +79,7 @@ def _grid(title: str, shape: str, values: np.ndarray, kind: Kind, images: np.nda
     n, n_maps = values.shape[:2]
     shown = min(n_maps, max_maps)
     noun = "head" if kind == "attention" else "channel"
-    low = 0.0 if kind == "attention" else None
-    maps = [[coloured(values[i, j], low) for j in range(shown)] for i in range(n)]
+    maps = [[coloured(values[i, j], 0.0 if kind == "attention" else None) for j in range(shown)] for i in range(n)]
     columns = [str(j) for j in range(shown)]
     if images is not None and len(images) == n and kind == "maps":
         maps = [[image, *row] for image, row in zip(images, maps, strict=True)]
@@ -152,9 +150,8 @@ def overlaid(image: np.ndarray, cam: np.ndarray) -> np.ndarray:
     peak = cam.max()
     strength = within(cam / peak if peak > 0 else np.zeros_like(cam), 0, 1)
     colour = colormaps["inferno"](0.25 + 0.75 * strength)[..., :3] * 255
-    grey = np.broadcast_to(image.mean(-1, keepdims=True), image.shape)
     alpha = (STRENGTH * np.sqrt(strength))[..., None]
-    return np.asarray((1 - alpha) * grey + alpha * colour).round().astype(np.uint8)
+    return np.asarray((1 - alpha) * image.mean(-1, keepdims=True) + alpha * colour).round().astype(np.uint8)
 
 
 def cam_figure(title: str, line: str, maps: np.ndarray, images: np.ndarray | None, names: Sequence[str]) -> Figure:
@@ -198,8 +195,7 @@ def coloured(values: np.ndarray, low: float | None = None, colours: str = "virid
 
 def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
     """Scale a picture to a size, each point the nearest one of the original."""
-    rows = np.arange(height) * picture.shape[0] // height
-    columns = np.arange(width) * picture.shape[1] // width
+    rows, columns = (np.arange(new) * old // new for new, old in zip((height, width), picture.shape, strict=False))
     return np.asarray(picture[rows][:, columns])
 
 

@@ -172,38 +172,36 @@ def profile_report(names: Sequence[str], steps: Sequence[TracedStep], memory: Ma
     def spread(of: Iterable[Account], *phases: int) -> Spread:
         return _spread(sum((times[account] for account in of if not phases or account[1] in phases), np.zeros(n)))
 
-    whole, outside = accounts, own[None]
-    step_time = spread(whole)
+    step_time = spread(accounts)
     sites: dict[str, LayerTimes] = {}
     for site, name in enumerate(names):
         found = [traced.tallies[site] for traced in steps if site in traced.tallies]
-        if not found:
-            continue
-        self_time, total_time = spread(own[site]), spread(inside[site])
-        sites[name] = LayerTimes(
-            calls=sum(tally.calls for tally in found) / n,
-            recomputed_calls=sum(tally.recomputed for tally in found) / n,
-            self_time=self_time,
-            total_time=total_time,
-            forward_self=spread(own[site], FORWARD),
-            forward_total=spread(inside[site], FORWARD),
-            backward_self=spread(own[site], BACKWARD),
-            backward_total=spread(inside[site], BACKWARD),
-            recompute_self=spread(own[site], RECOMPUTE),
-            share=self_time.mean / step_time.mean,
-            output_bytes=sum(tally.output_bytes for tally in found) / n,
-            memory_bytes=memory.get(site),
-        )
+        if found:
+            self_time = spread(own[site])
+            sites[name] = LayerTimes(
+                calls=sum(tally.calls for tally in found) / n,
+                recomputed_calls=sum(tally.recomputed for tally in found) / n,
+                self_time=self_time,
+                total_time=spread(inside[site]),
+                forward_self=spread(own[site], FORWARD),
+                forward_total=spread(inside[site], FORWARD),
+                backward_self=spread(own[site], BACKWARD),
+                backward_total=spread(inside[site], BACKWARD),
+                recompute_self=spread(own[site], RECOMPUTE),
+                share=self_time.mean / step_time.mean,
+                output_bytes=sum(tally.output_bytes for tally in found) / n,
+                memory_bytes=memory.get(site),
+            )
     return ProfileReport(
         **about,
         sites=sites,
         silent=tuple(name for name in names if name not in sites),
         step_time=step_time,
-        forward_time=spread(whole, FORWARD),
-        backward_time=spread(whole, BACKWARD, RECOMPUTE),
-        other_time=spread(whole, OTHER),
-        outside_forward=spread(outside, FORWARD),
-        outside_backward=spread(outside, BACKWARD, RECOMPUTE),
+        forward_time=spread(accounts, FORWARD),
+        backward_time=spread(accounts, BACKWARD, RECOMPUTE),
+        other_time=spread(accounts, OTHER),
+        outside_forward=spread(own[None], FORWARD),
+        outside_backward=spread(own[None], BACKWARD, RECOMPUTE),
         overhead=float(np.mean([traced.overhead for traced in steps])) if steps else math.nan,
         measured_steps=n,
     )

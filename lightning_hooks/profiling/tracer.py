@@ -210,5 +210,5 @@ def profiled_modules(root: nn.Module, modules: ModuleSelector | None = None) -> 
     chosen = select_modules(root, (lambda _, module: can_be_called(module)) if modules is None else modules)
     wrappers = {clean_name(name): module for name, module in root.named_modules() if "_orig_mod" in module._modules}
     compiled = compiled_regions(root)
-    around = [(name, module, compiled_around(name, compiled)) for name, module in chosen]
+    around = ((name, module, compiled_around(name, compiled)) for name, module in chosen)
     return [(name, module if region is None else wrappers.get(name) if region == name else None) for name, module, region in around]

@@ -18,7 +18,7 @@ from lightning_hooks.hooks.generators import Generators
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.hooks.tensors import has_values
 from lightning_hooks.replay.rerun import Outcome, StepRerun, shallow
-from lightning_hooks.replay.rows import BatchRows
+from lightning_hooks.replay.rows import BatchRows, samples_of
 from lightning_hooks.replay.state import same_bits, set_values
 from lightning_hooks.replay.trace import NonfiniteTrace, nonfinite_inputs, tensors_of
 
@@ -74,15 +74,16 @@ class Blame:
             several = len(self.rows) > 1
             rows = f"Row{'s' * several} {_listed(self.rows)} of the batch cause{'s' * (not several)} it."
         found = "Run again, the step was bad, and no operation gave a value that was not finite."
-        parts = [*((found,) if step is None else state(step)[1:]), rows, *self.notes]
-        return " ".join(part for part in parts if part)
+        return " ".join(filter(None, [*((found,) if step is None else state(step)[1:]), rows, *self.notes]))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What is to be known of how the step was run again."""
-        differs = "Its loss was not the same to the bit when it was run again." if self.exact is False else ""
-        eager = "Compiled parts ran without torch.compile for this." if self.eager else ""
-        return tuple(filter(None, (differs, eager)))
+        notes = {
+            "Its loss was not the same to the bit when it was run again.": self.exact is False,
+            "Compiled parts ran without torch.compile for this.": self.eager,
+        }
+        return tuple(text for text, holds in notes.items() if holds)
 
 
 def _listed(rows: Sequence[int], most: int = 8) -> str:
@@ -130,7 +131,7 @@ def blame(
         if outcome.error is not None and not crashed:
             return Blame(why_not=f"it raised {type(outcome.error).__name__}: {outcome.error}", eager=eager)
         if outcome.finite:
-            return Blame(exact=_same(loss, outcome.loss), eager=eager, samples=_samples(rows))
+            return Blame(exact=_same(loss, outcome.loss), eager=eager, samples=samples_of(rows))
         failure = tracer.failure(outcome.loss, list((outcome.gradients or {}).values()), outcome.error)
 
         def is_bad(places: Sequence[int]) -> bool | None:
@@ -146,7 +147,7 @@ def blame(
         failure=failure,
         rows=() if every else found,
         all_rows=every,
-        samples=_samples(rows, found if rows is None or len(rows) in (0, size) else ()),
+        samples=samples_of(rows, found if rows is None or len(rows) in (0, size) else ()),
         loss=outcome.loss is not None and not bool(torch.isfinite(outcome.loss).all()),
         reproduced=True,
         exact=_same(loss, outcome.loss),
@@ -178,10 +179,6 @@ def _rows(failure: Failure | None, size: int, is_bad: Callable[[tuple[int, ...]]
 
     found = in_halves(everything)
     return () if runs > MOST_RUNS else found
-
-
-def _samples(rows: BatchRows | None, places: Sequence[int] = ()) -> tuple[int | str, ...]:
-    return () if rows is None else rows.samples(places or None)
 
 
 def batch_size(batch: Any, rows: BatchRows | None) -> int:

@@ -28,7 +28,7 @@ from lightning_hooks.declare.warn import Once, info
 from lightning_hooks.hooks.generators import Generators
 from lightning_hooks.hooks.tensors import copied, tensors_in
 from lightning_hooks.replay.blame import Blame
-from lightning_hooks.replay.ring import BatchUnderWay
+from lightning_hooks.replay.rows import BatchUnderWay
 from lightning_hooks.run_report.lines import FOLDER
 
 VERSION = 4
@@ -87,12 +87,15 @@ class CapsuleWriter:
             partial.rename(path)
         except Exception as error:  # noqa: BLE001  of the disk; the run goes on
             shutil.rmtree(partial, ignore_errors=True)
-            what = f"The capsule of step {step} could not be written to {path}"
-            self._warn_once(f"{what}: {type(error).__name__}: {error}. {_GOES_ON}")
-            return
-        samples = "It holds training samples." if guilty.batch is not None and self.where != "rows" else "It holds no samples."
-        how = f"lightning-hooks replay {path} --model package.module:factory"
-        info(f"A capsule of step {step} is in {path}. {samples} To run the step again: {how}")
+            self._warn_once(
+                f"The capsule of step {step} could not be written to {path}: {type(error).__name__}: {error}. {_GOES_ON}"
+            )
+        else:
+            samples = "It holds training samples." if guilty.batch is not None and self.where != "rows" else "It holds no samples."
+            info(
+                f"A capsule of step {step} is in {path}. {samples} To run the step again: lightning-hooks replay {path} --model "
+                "package.module:factory"
+            )
 
     def _folder(self, host: Host) -> Path | None:
         if self.where not in ("auto", "rows"):
@@ -156,8 +159,10 @@ class CapsuleWriter:
             found: dict[str, Any] = to_stored({"batch": guilty.batch if known else None, "args": list(args), "kwargs": kwargs})
         except NotStorableError as error:
             left_out.append(f"the batch: it holds {error}")
-            what = f"The batch of step {guilty.evidence.step} holds {error}, and is not in its capsule, which names its samples."
-            self._warn_once(f"{what} {_GOES_ON}")
+            self._warn_once(
+                f"The batch of step {guilty.evidence.step} holds {error}, and is not in its capsule, which names its samples. "
+                f"{_GOES_ON}"
+            )
             return None
         if _size(found) > self.max_mb * _MB:
             left_out.append(f"the batch: the capsule would be larger than max_capsule_mb={self.max_mb:g}")

@@ -46,7 +46,6 @@ def replay(capsule: Capsule, model: Any, data: Any = None) -> tuple[list[str], i
 
     named = dict(network.named_buffers())
     buffers = [(named[name], value) for name, value in capsule.before.items() if name in named and named[name].shape == value.shape]
-    scale = float(capsule.record.get("loss_scale") or 1.0) / int(capsule.record.get("accumulation") or 1)
     try:
         found = blame(
             network,
@@ -55,7 +54,7 @@ def replay(capsule: Capsule, model: Any, data: Any = None) -> tuple[list[str], i
             rows,
             generators=capsule.generators,
             buffers=buffers,
-            scale=scale,
+            scale=float(capsule.record.get("loss_scale") or 1.0) / int(capsule.record.get("accumulation") or 1),
             crashed=capsule.record.get("kind") == "error",
         )
     except RuntimeError as error:  # a model that cannot be put back, a state of a generator that is none
@@ -67,13 +66,14 @@ def replay(capsule: Capsule, model: Any, data: Any = None) -> tuple[list[str], i
 def _lines(capsule: Capsule, found: Blame) -> list[str]:
     record = capsule.record
     where = f"epoch {record.get('epoch')}, batch {record.get('batch')}, step {record.get('step')}"
-    lines = [f"{record.get('kind')} at {where} of {record.get('model')}", "", found.text]
-    if found.samples:
-        lines.append(f"Samples: {', '.join(map(str, found.samples))}.")
-    if found.failure is not None and found.failure.place.inputs:
-        lines.append(f"Inputs: {found.failure.place.inputs}.")
-    lines += [f"Not in the capsule: {part}." for part in record.get("left_out", [])]
-    return lines if found.trace is None else [*lines, "", *str(found.trace).splitlines()]
+    inputs = "" if found.failure is None else found.failure.place.inputs
+    return [
+        *(f"{record.get('kind')} at {where} of {record.get('model')}", "", found.text),
+        *[f"Samples: {', '.join(map(str, found.samples))}."] * bool(found.samples),
+        *[f"Inputs: {inputs}."] * bool(inputs),
+        *(f"Not in the capsule: {part}." for part in record.get("left_out", [])),
+        *(() if found.trace is None else ("", *str(found.trace).splitlines())),
+    ]
 
 
 def _network(capsule: Capsule, found: Any) -> tuple[Any, Callable[..., Any]]:
@@ -115,18 +115,20 @@ def _batch(capsule: Capsule, data: Any) -> tuple[Any, BatchRows | None]:
 
 
 def _muted(model: nn.Module, record: Mapping[str, Any]) -> AbstractContextManager[None]:
-    trainer = SimpleNamespace(
-        current_epoch=record.get("epoch"),
-        global_step=record.get("step"),
-        accumulate_grad_batches=record.get("accumulation"),
-        loggers=[],
-        logger=None,
-        training=True,
-        validating=False,
-        sanity_checking=False,
-        is_global_zero=True,
-        world_size=1,
-        global_rank=0,
-        max_epochs=record.get("loop", {}).get("max_epochs"),
+    return without_logging(
+        model,
+        _trainer=SimpleNamespace(
+            current_epoch=record.get("epoch"),
+            global_step=record.get("step"),
+            accumulate_grad_batches=record.get("accumulation"),
+            loggers=[],
+            logger=None,
+            training=True,
+            validating=False,
+            sanity_checking=False,
+            is_global_zero=True,
+            world_size=1,
+            global_rank=0,
+            max_epochs=record.get("loop", {}).get("max_epochs"),
+        ),
     )
-    return without_logging(model, _trainer=trainer)

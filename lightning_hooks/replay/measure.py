@@ -62,18 +62,21 @@ class StepMeasure:
         """Call ``receive`` after each step that was measured."""
         self._receivers.append(receive)
         self.on = not self.why_not
-        accumulated = ACCUMULATES if self._host.loss_scaling.accumulation > 1 else ""
-        scaled = "a loss scaler may skip the step" if self._host.loss_scaling.scaler is not None else ""
-        compiled = "under torch.compile another graph would be compiled" if compiled_regions(self._host.model) else ""
-        self._stop(compiled or self._host.again.why_not() or accumulated or scaled)
+        reasons = (
+            "under torch.compile another graph would be compiled" if compiled_regions(self._host.model) else "",
+            self._host.again.why_not(),
+            ACCUMULATES if self._host.loss_scaling.accumulation > 1 else "",
+            "a loss scaler may skip the step" if self._host.loss_scaling.scaler is not None else "",
+        )
+        self._stop(next(filter(None, reasons), ""))
 
     def _check_hooks(self) -> None:
         for name, module in self._host.model.named_modules():
             for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
                 inner = hook.func if isinstance(hook, partial) else hook
                 module_name = getattr(inner, "__module__", None) or type(inner).__module__
-                known = module_name.startswith(("torch.", "lightning_hooks."))
-                require(known, f"a hook at {name or 'the model'} would run once more")
+                ours = module_name.startswith(("torch.", "lightning_hooks."))
+                require(ours, f"a hook at {name or 'the model'} would run once more")
 
     def close(self) -> None:
         """The run is over: let the batches go."""
@@ -119,10 +122,9 @@ class StepMeasure:
 
     def before_backward(self, loss: Any) -> None:
         """Backward starts."""
-        if not isinstance(loss, Tensor):
-            return
-        self._loss = loss.detach()
-        self._levels.append(self._loss)
+        if isinstance(loss, Tensor):
+            self._loss = loss.detach()
+            self._levels.append(self._loss)
 
     def batch_end(self) -> None:
         """A training batch ends, and with it the step."""
@@ -138,9 +140,8 @@ class StepMeasure:
             return
         level = float(torch.stack([*self._levels]).double().mean())
         half = "16" in str(self._host.setup.description.get("precision", "")) or loss.dtype in (torch.float16, torch.bfloat16)
-        rounding = abs(float(loss)) * (HALF if half else SINGLE)
         for receive in self._receivers:
-            receive(MeasuredLoss(self._step, float(loss), after, level, rounding))
+            receive(MeasuredLoss(self._step, float(loss), after, level, abs(float(loss)) * (HALF if half else SINGLE)))
 
     def _losses(self, batches: Sequence[_Batch]) -> list[float]:
         host = self._host
@@ -176,8 +177,8 @@ class StepMeasure:
 
     def _sums_of_others(self) -> str:
         """What changes once weights that no optimizer holds have moved."""
-        groups = [group for _, groups in groups_of(self._host.optimizers) for group in groups]
-        held = {id(parameter) for group in groups for parameter in group["params"]}
+        optimizers = groups_of(self._host.optimizers)
+        held = {id(parameter) for _, groups in optimizers for group in groups for parameter in group["params"]}
         return _sums(parameter for parameter in self._host.model.parameters() if id(parameter) not in held)
 
     @contextmanager

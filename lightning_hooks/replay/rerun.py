@@ -37,10 +37,8 @@ class Outcome:
     @property
     def finite(self) -> bool:
         """Whether the loss, and the gradients if there are any, are finite, and nothing was raised."""
-        if self.error is not None:
-            return False
         tensors = [self.loss, *(self.gradients or {}).values()]
-        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor is not None)
+        return self.error is None and all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor is not None)
 
 
 class StepRerun:

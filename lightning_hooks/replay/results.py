@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.distributed
 
@@ -18,7 +17,7 @@ from lightning_hooks.diagnostics.nonfinite.operations import explained, state
 from lightning_hooks.diagnostics.reports import GradientFlowReport
 from lightning_hooks.hooks.selection import clean_name
 from lightning_hooks.replay.blame import Blame
-from lightning_hooks.replay.ring import Ring, StepEvidence
+from lightning_hooks.replay.rows import Ring, StepEvidence, samples_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class ReplayResults:
         if self.own is None or self._of_ranks:
             return [(rank, shown) for rank, shown in enumerate(self._of_ranks) if shown is not None]
         evidence, blame = self.own
-        return [(0, RankResult(evidence.epoch, evidence.batch, evidence.step, dataclasses.replace(blame, trace=None)))]
+        return [(0, RankResult(evidence.epoch, evidence.batch, evidence.step, replace(blame, trace=None)))]
 
     def explained(self, alert: Alert) -> Alert:
         """An alert about a single step with its samples, and with what running that step again has shown."""
@@ -67,22 +66,22 @@ class ReplayResults:
             return alert
         several, found = self._host.setup.world_size > 1, self._shown(alert)
         if found:
-            text = " ".join((f"On rank {rank}: " if several else "") + shown.blame.text for rank, shown in found)
+            texts = ((f"On rank {rank}: " if several else "") + shown.blame.text for rank, shown in found)
             known = tuple(sample for _, shown in found for sample in shown.blame.samples)
-            return self.dated(dataclasses.replace(alert, message=f"{alert.message} {text}", samples=known))
+            return self.dated(replace(alert, message=" ".join((alert.message, *texts)), samples=known))
         entry = None if alert.batch is None else self._ring.of(alert.epoch, alert.batch)
         if entry is None:
             return alert
         if kind_of(alert.kind).about == "nonfinite":
             entry = self._ring.guilty(entry)
-        samples = () if entry.rows is None else entry.rows.samples()
-        return dataclasses.replace(alert, samples=tuple(f"rank 0: {sample}" for sample in samples) if several else samples)
+        samples = samples_of(entry.rows)
+        return replace(alert, samples=tuple(f"rank 0: {sample}" for sample in samples) if several else samples)
 
     @property
     def bad_step(self) -> BadStep | None:
         """What running the first bad step again has shown, on the first rank that had one; None where nothing has."""
         steps = ((shown.blame.step, shown.batch) for _, shown in self._by_rank())
-        return next((dataclasses.replace(step, first=batch == 0) for step, batch in steps if step is not None), None)
+        return next((replace(step, first=batch == 0) for step, batch in steps if step is not None), None)
 
     def lead(self, window: Window, lasting: Sequence[Sequence[Alert]]) -> tuple[int, Alert] | None:
         """The alert about the first bad step, where running it again has shown what failed, and a window shows what came of it.
@@ -103,41 +102,43 @@ class ReplayResults:
         known = [(rank, shown) for rank, shown in self._by_rank() if shown.blame.step is not None]
         if step is None or not window.reports:
             return None
-        failure, raised = step.failure, step.failure.source == "error"
+        failure = step.failure
         site = clean_name(failure.name) if failure.source == "weights" else failure.place.module
         kind, site = ("nonfinite", site or "training_step") if site or not step.loss else ("loss_nonfinite", "loss")
         holding = [n for n, known in enumerate(lasting) if any((alert.kind, alert.site) == (kind, site) for alert in known)]
-        if raised:
-            if affected or explained(step) is None:
-                return None
-        elif not any(holding or self._shown(alert) for _, alert in affected):
+        known_here = (
+            not affected and explained(step) is not None
+            if failure.source == "error"
+            else any(holding or self._shown(alert) for _, alert in affected)
+        )
+        if not known_here:
             return None
         first = window.reports[0]
-        made = (0, Alert(kind, site, math.nan, 0.0, first.epoch, first.step, "critical"))
-        fits = sorted(affected, key=lambda entry: (entry[1].kind != kind, entry[1].site != site))
-        place, alert = fits[0] if fits else made
+        place, alert = min(
+            affected,
+            key=lambda entry: (entry[1].kind != kind, entry[1].site != site),
+            default=(0, Alert(kind, site, math.nan, 0.0, first.epoch, first.step, "critical")),
+        )
         place = holding[0] if holding else place
         (rank, shown), (title, what, why) = known[0], state(step)
         gradients = window.report(GradientFlowReport)
         at_start = gradients is not None and site in gradients.model_setup.nonfinite_weights
         if at_start and failure.source == "weights" and (alert.kind, alert.site) == (kind, site):
             return place, alert  # its rule knows more
-        of_rank = f"It was on rank {rank}." * (self._host.setup.world_size > 1)
-        lead = Alert(
+        return place, Alert(
             *(kind, site, alert.value, alert.threshold, alert.epoch, alert.step, "critical", what),
             since_step=shown.step,
             batch=shown.batch if shown.epoch == alert.epoch else None,
             title=title,
-            diagnosis=" ".join(filter(None, (what, why, of_rank))),
+            diagnosis=" ".join(filter(None, (what, why, f"It was on rank {rank}." * (self._host.setup.world_size > 1)))),
             advice=kind_of(kind).advice,
             samples=tuple(sample for _, other in known for sample in other.blame.samples),
         )
-        return place, lead
 
     def dated(self, alert: Alert) -> Alert:
         """An alert on the loss, or on the module that was first, with the step at which it began, as each step was judged."""
         found = [shown for _, shown in self._shown(alert) if alert.kind == "loss_nonfinite" or shown.blame.module == alert.site]
-        return dataclasses.replace(alert, batch=found[0].batch, since_step=found[0].step) if found else alert
+        return replace(alert, batch=found[0].batch, since_step=found[0].step) if found else alert
 
     def _shown(self, alert: Alert) -> list[tuple[int, RankResult]]:
         """What running the bad step again has shown of an alert, by rank; empty where it is about an earlier step."""

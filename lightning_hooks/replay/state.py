@@ -168,10 +168,10 @@ def _has_plain_attributes(value: Any) -> bool:
     """Whether an object holds its state in attributes, and is not part of the training loop or of torch's own machinery."""
     kind = type(value)
     module = kind.__module__ or ""
-    if module.partition(".")[0] in _OUTSIDE or module.startswith(_OUTSIDE_IN_TORCH):
-        return False
     return (
-        not isinstance(value, _CONTAINERS)
+        module.partition(".")[0] not in _OUTSIDE
+        and not module.startswith(_OUTSIDE_IN_TORCH)
+        and not isinstance(value, _CONTAINERS)
         and not callable(getattr(kind, "__next__", None))
         and bool(contents(value) or _slots(value))
     )

@@ -48,8 +48,9 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module, batch: Any, size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._model, self._size = model, size
-        uncalled = nn.ModuleList, nn.ModuleDict
-        self._sites = [(name, module) for name, module in named_sites(model) if name and not isinstance(module, uncalled)]
+        self._sites = [
+            (name, module) for name, module in named_sites(model) if name and not isinstance(module, nn.ModuleList | nn.ModuleDict)
+        ]
         self._tracer = Tracer(self._sites, statistics=True)
         self._given = {_key(tensor): (source, name, tensor) for source, name, tensor in nonfinite_inputs(model, batch)}
         self._causes: dict[int, Failure | None] = {}  # by storage; None where it was put in on purpose
@@ -136,8 +137,13 @@ class NonfiniteTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         short = name.removeprefix("native_").removeprefix("_").removesuffix("_forward")
         short = _ALIASES.get(short, short)
         arguments, settings = arguments_of(short, schema, args, kwargs)
-        line = _users_line(walk_stack(sys._getframe(2)))
-        place = Place(short, self._tracer.innermost, arguments=arguments, settings=settings, **line)
+        place = Place(
+            short,
+            self._tracer.innermost,
+            arguments=arguments,
+            settings=settings,
+            **_users_line(walk_stack(sys._getframe(2))),
+        )
         if self._last is None or not self._last.operation.startswith("linalg_") or self._last.where != place.where:
             self._last = place  # the operations after it in the same line are how torch checks it
         # torch gives the node of an operation its number before the operation itself runs; there is no public name.
@@ -227,10 +233,12 @@ def arguments_of(
     """The tensors that an operation was given, in numbers, and its settings: read at once, since values may be written over."""
     given = dict(zip((one.name for one in schema.arguments), args, strict=False)) | dict(kwargs)
     tensors = [(key, tensor) for key, value in given.items() for tensor in tensors_in(value)]
-    settings: dict[str, Any] = {key: value for key, value in given.items() if isinstance(value, bool | int | float)}
-    settings |= {"dtype": str(given["dtype"]).removeprefix("torch.")} if isinstance(given.get("dtype"), torch.dtype) else {}
-    dims = given.get("dim")
-    settings |= {"dims": tuple(dims)} if isinstance(dims, list | tuple) and all(isinstance(one, int) for one in dims) else {}
+    dtype, dims = given.get("dtype"), given.get("dim")
+    settings: dict[str, Any] = {
+        **{key: value for key, value in given.items() if isinstance(value, bool | int | float)},
+        **({"dtype": str(dtype).removeprefix("torch.")} if isinstance(dtype, torch.dtype) else {}),
+        **({"dims": tuple(dims)} if isinstance(dims, list | tuple) and all(isinstance(one, int) for one in dims) else {}),
+    }
     first = tensors[0][1] if tensors else None
     with suppress(IndexError, RuntimeError, TypeError, ValueError):  # arguments that the operation itself raises for
         if first is not None and first.is_floating_point() and first.layout == torch.strided and first.numel():

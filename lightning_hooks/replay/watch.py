@@ -25,8 +25,7 @@ from lightning_hooks.replay.blame import Blame, blame, describe_inputs
 from lightning_hooks.replay.capsule import CapsuleWriter
 from lightning_hooks.replay.rerun import StepRerun
 from lightning_hooks.replay.results import ReplayResults
-from lightning_hooks.replay.ring import BatchUnderWay, ChangedBuffers, Ring, StepEvidence
-from lightning_hooks.replay.rows import rows_of
+from lightning_hooks.replay.rows import BatchUnderWay, ChangedBuffers, Ring, StepEvidence, rows_of, samples_of
 
 FEW = 1 << 16  # elements of the gradients that are looked at after each micro-batch
 
@@ -207,7 +206,7 @@ class StepWatch:
     def samples_of(self, epoch: int, batch: int) -> Sequence[int | str]:
         """The samples of a training batch; empty where they are not known any more, and with several ranks, which have others."""
         entry = self.ring.of(epoch, batch) if self._host.setup.world_size == 1 else None
-        return () if entry is None or entry.rows is None else entry.rows.samples()
+        return () if entry is None else samples_of(entry.rows)
 
     # What is found.
 
@@ -219,14 +218,11 @@ class StepWatch:
 
     def _run_again(self, guilty: BatchUnderWay, crashed: bool) -> Blame:
         host, evidence = self._host, guilty.evidence
-        rows = evidence.rows
-        whole = () if rows is None else rows.samples()
         why_not = host.again.why_not()
         if why_not or guilty.batch is None:
             return self._not_again(guilty, why_not or "its batch is not at hand")
         args, kwargs = guilty.rest
         scale = 1.0 / host.loss_scaling.accumulation
-        buffers = self._buffers.pairs() if guilty is self.now else ()
         before = guilty.loss / scale if guilty.returned is None and guilty.loss is not None else guilty.returned
 
         try:
@@ -237,9 +233,9 @@ class StepWatch:
                         host.model, lambda batch: host.again.run(batch, *args, **kwargs), host.setup.device, host.again.muted
                     ),
                     guilty.batch,
-                    rows,
+                    evidence.rows,
                     generators=evidence.generators,
-                    buffers=buffers,
+                    buffers=self._buffers.pairs() if guilty is self.now else (),
                     scale=scale,
                     loss=before,
                     crashed=crashed,
@@ -247,13 +243,12 @@ class StepWatch:
                 )
         except Exception as error:  # noqa: BLE001  the run goes on
             warn(f"A bad step could not be run again: {type(error).__name__}: {error}. Training goes on, and no step is run again.")
-            return Blame(samples=whole, why_not=f"{type(error).__name__}: {error}")
+            return Blame(samples=samples_of(evidence.rows), why_not=f"{type(error).__name__}: {error}")
 
     def _not_again(self, guilty: BatchUnderWay, why_not: str) -> Blame:
         rows, (seen, bad) = guilty.evidence.rows, describe_inputs(self._host.model, guilty.batch)
         picked = bad if rows is not None and all(row < len(rows) for row in bad) else ()
-        samples = () if rows is None else rows.samples(picked) if picked else rows.samples()
-        return Blame(samples=samples, why_not=why_not, seen=seen)
+        return Blame(samples=samples_of(rows, picked), why_not=why_not, seen=seen)
 
     def _write(self, guilty: BatchUnderWay, kind: str, found: Blame | None) -> None:
         if self.writer is not None:

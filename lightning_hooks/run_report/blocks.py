@@ -24,9 +24,7 @@ def number(value: Any) -> str:
         return DASH
     if isinstance(value, int):
         return str(value)
-    if math.isnan(value):
-        return "NaN"
-    return f"{value:.3g}"
+    return "NaN" if math.isnan(value) else f"{value:.3g}"
 
 
 def percent(value: float | None) -> str:
@@ -70,9 +68,8 @@ def line(label: str, values: Iterable[float], top: Iterable[float] | None = None
 
 def row(name: str, value: float, low: float | None = None, high: float | None = None, **more: str) -> Block:
     """A line of :func:`rows`: a value, the ends of a band; ``severity``, ``note`` and ``title``."""
-    values = {"value": value, "low": low, "high": high}
-    plain = {key: numbers([found])[0] for key, found in values.items() if found is not None}
-    return {"name": name, **plain, **{key: text for key, text in more.items() if text}}
+    ends = {key: numbers([end])[0] for key, end in (("low", low), ("high", high)) if end is not None}
+    return {"name": name, "value": numbers([value])[0], **ends, **{key: text for key, text in more.items() if text}}
 
 
 def rows(
@@ -84,8 +81,8 @@ def rows(
     """
     folds = len(lines) > SHOWN_ROWS  # a sort keeps the model's order among equals
     ordered = sorted(lines, key=lambda line: gravity(line.get("severity", "")) if folds else 0)
-    reached = [limit for limit in limits if limit > 0]
-    return {"rows": {"lines": ordered, "what": what, "share": share, "shades": list(shades), "limits": reached}}
+    drawn = {"lines": ordered, "what": what, "share": share, "shades": list(shades)}
+    return {"rows": {**drawn, "limits": [limit for limit in limits if limit > 0]}}
 
 
 def table(heads: Sequence[str], cells: Iterable[Sequence[Any]]) -> Block:
@@ -139,8 +136,7 @@ def _parts(page: Mapping[str, Any]) -> Iterator[str]:
         cards = [[*flat(card)] for card in section["cards"]]
         parts = [part for card in cards if _says(card) for part in map(_block, card) if part]
         if parts:
-            yield from [f"## {_text(section['title'])}"] * bool(section["title"])
-            yield from parts
+            yield from [*[f"## {_text(section['title'])}"] * bool(section["title"]), *parts]
 
 
 def _says(card: Card) -> bool:
@@ -154,15 +150,13 @@ def _problem(problem: Mapping[str, Any]) -> Iterator[str]:
     yield f"## {SIGNS.get(problem['severity'], '●')} {_text(problem['headline'].rstrip('.'))} ({_text(state)}{sure})"
     yield f"{_text(problem['title'])} at {_text(problem['where'])}, {_text(problem['when'])}. {_text(problem['seen_as'])}".strip()
     if problem["advice"]:
-        yield "**What to try:**"
-        yield _list(problem["advice"])
+        yield from ("**What to try:**", _list(problem["advice"]))
     if problem["rules"]:
         yield f"Its rules and their limits: `{problem['rules']}`. {_text(problem['record'])}".strip()
 
 
 def _block(block: Block) -> str:
-    write = next((write for key, write in _WRITERS.items() if key in block), None)
-    return "" if write is None else write(block)
+    return next((write(block) for key, write in _WRITERS.items() if key in block), "")
 
 
 def _chart(drawn: Mapping[str, Any]) -> str:
@@ -175,11 +169,13 @@ def _chart(drawn: Mapping[str, Any]) -> str:
 
 
 def _alerts(block: Block) -> str:
-    cells = [
-        (one["severity"], one["kind"], one["site"], f"{one['since']} to {one['until']}", one["value"], one["limit"])
-        for one in block["alerts"]
-    ]
-    return _table(("severity", "alert", "where", f"{block['unit']}s", "value", "limit"), cells)
+    return _table(
+        ("severity", "alert", "where", f"{block['unit']}s", "value", "limit"),
+        (
+            (one["severity"], one["kind"], one["site"], f"{one['since']} to {one['until']}", one["value"], one["limit"])
+            for one in block["alerts"]
+        ),
+    )
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -59,26 +59,29 @@ class Difference:
 
 def compare(a: Run, b: Run) -> dict[str, Any]:
     """Make the page that compares two runs; numbers are those of the last window that both have."""
-    verdicts = [
-        {"letter": letter, "name": run.name, "status": found.status, "headline": found.headline, "details": list(found.details)}
-        for letter, run, found in (("A", a, judge(a)), ("B", b, judge(b)))
-    ]
     of_a, of_b = _settings(a), _settings(b)
     differ = [key for key in of_a | of_b if of_a.get(key) != of_b.get(key)]
     settings = [(key, *(DASH if one is None else str(one) for one in (of_a.get(key), of_b.get(key)))) for key in differ[:MOST]]
     losses = _losses(a, b)
-    set_up = [table(("", "A", "B"), [*settings, *losses])] if settings or losses else []
-    if not settings:
-        set_up.append({"text": "The set-up is the same, as far as it is known."})
-    set_up += _and_more(differ)
+    set_up: Card = [
+        *[table(("", "A", "B"), [*settings, *losses])] * bool(settings or losses),
+        *[{"text": "The set-up is the same, as far as it is known."}] * (not settings),
+        *_and_more(differ),
+    ]
     made = [
         section("set-up", "Set-up and loss", [set_up]),
         *_curves_of_both(a, b),
         _largest_differences(a, b),
         section("alerts", "Alerts at the end", _alerts(a, b)),
     ]
-    title = f"Two runs compared: {a.name} and {b.name}"
-    return {"title": title, "verdicts": verdicts, "sections": [each for each in made if each["cards"]]}
+    return {
+        "title": f"Two runs compared: {a.name} and {b.name}",
+        "verdicts": [
+            {"letter": letter, "name": run.name, "status": found.status, "headline": found.headline, "details": list(found.details)}
+            for letter, run, found in (("A", a, judge(a)), ("B", b, judge(b)))
+        ],
+        "sections": [each for each in made if each["cards"]],
+    }
 
 
 def _largest_differences(a: Run, b: Run) -> dict[str, Any]:
@@ -86,20 +89,22 @@ def _largest_differences(a: Run, b: Run) -> dict[str, Any]:
     if not both:
         text = f"Numbers are not compared: {a.name} and {b.name} have no {a.unit} in common."
         return section("differences", "Largest differences", [[{"text": text}]])
-    found: list[Difference] = []
-    for each in STATISTICS:
-        first, second = (_numbers(run, each, max(both)) for run in (a, b))
-        found += [Difference(each.name, each.stat, name, first[name], second[name]) for name in first if name in second]
+    found = (
+        Difference(each.name, each.stat, name, first[name], second[name])
+        for each in STATISTICS
+        for first, second in [[_numbers(run, each, max(both)) for run in (a, b)]]
+        for name in first
+        if name in second
+    )
     largest = sorted((one for one in found if one.size > 0), key=lambda one: -one.size)
     cells = [
         (one.name, one.what, *((percent if one.share else number)(value) for value in (one.a, one.b)), one.change)
         for one in largest[:MOST]
     ]
-    card: Card = [table(("layer", "of it", "A", "B", "A to B"), cells) if cells else {"text": SAME}]
+    card: Card = [
+        table(("layer", "of it", "A", "B", "A to B"), cells) if cells else {"text": "All numbers that both runs have are the same."}
+    ]
     return section("differences", f"Largest differences, {a.unit} {max(both)}", [[*card, *_and_more(largest)]])
-
-
-SAME = "All numbers that both runs have are the same."
 
 
 def _and_more(found: Sequence[Any]) -> Card:
@@ -107,12 +112,9 @@ def _and_more(found: Sequence[Any]) -> Card:
 
 
 def _numbers(run: Run, each: DrawnStatistic, epoch: int) -> dict[str, float]:
-    values: dict[str, float] = {}
-    for record in run.of(each.prefix):
-        names, stats = record.columns.get(epoch, {}).get(each.table, ((), {}))
-        known = zip(names, stats.get(each.stat, ()), strict=False)
-        values |= {name: float(value) for name, value in known if not math.isinf(value)}
-    return values
+    tables = (record.columns.get(epoch, {}).get(each.table, ((), {})) for record in run.of(each.prefix))
+    known = (pair for names, stats in tables for pair in zip(names, stats.get(each.stat, ()), strict=False))
+    return {name: float(value) for name, value in known if not math.isinf(value)}
 
 
 def _alerts(a: Run, b: Run) -> Iterator[Card]:
@@ -125,8 +127,8 @@ def _alerts(a: Run, b: Run) -> Iterator[Card]:
     for who, found in groups.items():
         if found:
             cells = [(course.alert.site, course.alert.kind, course.severity, course.since) for course in found[:MOST]]
-            heads = ("where", "alert", "severity", f"since {a.unit}")
-            yield [{"title": f"{who} ({len(found)})"}, table(heads, cells), *_and_more(found)]
+            shown = table(("where", "alert", "severity", f"since {a.unit}"), cells)
+            yield [{"title": f"{who} ({len(found)})"}, shown, *_and_more(found)]
 
 
 def _curves(run: Run) -> dict[tuple[str, str], tuple[Block, list[float | None]]]:
@@ -162,8 +164,11 @@ def _losses(a: Run, b: Run) -> list[tuple[str, float, float]]:
         places[f"last {a.window}"] = ends
     known = any(math.isfinite(run.loss(at)) for run in (a, b) for at in run.timing)
     names = ["loss"] * known + [name for name in a.metrics if name in b.metrics and name != "loss"][:MOST_CHARTS]
-    at = [(what, where, *two) for what in names for where, two in places.items()]
-    return [(f"{what}, {where}", a.metric(what, first), b.metric(what, second)) for what, where, first, second in at]
+    return [
+        (f"{what}, {where}", a.metric(what, first), b.metric(what, second))
+        for what in names
+        for where, (first, second) in places.items()
+    ]
 
 
 # What a fit event says that is not a setting; layers are compared one by one.
@@ -188,8 +193,10 @@ def _settings(run: Run) -> dict[str, Any]:
             found[f"clipping limit of {name}"] = stats.get("limit")
         if record.fields.get("batches"):
             found[f"batches of a {run.window}"] = record.fields["batches"]
-    found |= {key: value for key, value in run.fit.items() if key not in NOT_SETTINGS}
-    found["monitors"] = ", ".join(f"{record.prefix} ({record.modules})" for record in run.monitors)
-    found[f"{run.window}s"] = len(run.epochs)
-    found |= {f"layer {name}": f"{kind}({detail})" for name, kind, detail, _ in layers(run)}
+    found |= {
+        **{key: value for key, value in run.fit.items() if key not in NOT_SETTINGS},
+        "monitors": ", ".join(f"{record.prefix} ({record.modules})" for record in run.monitors),
+        f"{run.window}s": len(run.epochs),
+        **{f"layer {name}": f"{kind}({detail})" for name, kind, detail, _ in layers(run)},
+    }
     return {key: number(value) if isinstance(value, float) else value for key, value in found.items()}

@@ -73,7 +73,6 @@ def _short(problem: Problem) -> Page:
 def _problem(run: Run, problem: Problem) -> Page:
     first = problem.first
     best, others = first.causes[:1], first.causes[1:]  # the most likely cause, and the others that it may have
-    against = [text for cause in best for text in cause.evidence_against]
     value, limit = measured(first)
     record = record_of(problem.kind)
     return {
@@ -84,7 +83,10 @@ def _problem(run: Run, problem: Problem) -> Page:
         "rules": f"lightning-hooks explain {problem.kind}" if known_kind(problem.kind) else "",
         "record": f"Its record: {record}." if record else "",
         "evidence": [text for cause in best for text in cause.evidence_for],
-        "against": [*against, *(f"It may be another cause: {other.statement}" for other in others)],
+        "against": [
+            *(text for cause in best for text in cause.evidence_against),
+            *(f"It may be another cause: {other.statement}" for other in others),
+        ],
         "probability": first.probability,
         "sites": problem.sites[:MOST_NAMES],
         "others": max(len(problem.sites) - MOST_NAMES, 0),

@@ -5,17 +5,15 @@ Texts are of bounded length. The text of an exception, paths and values of sampl
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from lightning_hooks.declare.alert import Alert, fingerprint_of
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.plain import to_plain
-from lightning_hooks.run_report.recorded import Source
-from lightning_hooks.run_report.run import Run
+from lightning_hooks.run_report.recorded import Run, Source
 from lightning_hooks.run_report.verdict import Problem, Verdict, judge
 from lightning_hooks.trackers.console import shortened, visible
 
@@ -55,31 +53,32 @@ class Health:
         verdict, end = self.verdict, self.end or {}
         reports = [watched.report for watched in self.watched if watched.report is not None]
         # Root causes first: those that last, those that ended, infos; then the consequences in the last window.
-        alerts = [self._alert(problem.first, problem) for problem in verdict.problems]
-        alerts += [self._alert(alert, None) for alert in self._consequences()]
+        problems = (self._alert(problem.first, problem) for problem in verdict.problems)
+        alerts = [*problems, *(self._alert(alert, None) for alert in self._consequences())]
         losses = to_plain(verdict.losses)
-        document: dict[str, Any] = bounded(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "package": str(self.fit.get("package", "unknown")),
-                "run": self.run,
-                "started": self.fit.get("started"),
-                "status": verdict.status,
-                "verdict": verdict.plain,
-                "training": ending_of(self.end),
-                "error": end.get("error_type") if end.get("how") == "exception" else None,
-                "stopped_by": _named(str(end["stopped_by"])) if end.get("stopped_by") else None,
-                "epoch": max((report.epoch for report in reports), default=None),
-                "step": max((report.step for report in reports), default=None),
-                "unit": "epoch" if all(report.unit == "epoch" for report in reports) else "step",
-                "windows": verdict.windows,
-                "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
-                "watched": [_watched(watched) for watched in self.watched],
-                "alerts": alerts[:MOST_ALERTS],
-                "alerts_left_out": len(alerts[MOST_ALERTS:]),
-            }
+        return dict(
+            bounded(
+                {
+                    "schema_version": SCHEMA_VERSION,
+                    "package": str(self.fit.get("package", "unknown")),
+                    "run": self.run,
+                    "started": self.fit.get("started"),
+                    "status": verdict.status,
+                    "verdict": verdict.plain,
+                    "training": ending_of(self.end),
+                    "error": end.get("error_type") if end.get("how") == "exception" else None,
+                    "stopped_by": _named(str(end["stopped_by"])) if end.get("stopped_by") else None,
+                    "epoch": max((report.epoch for report in reports), default=None),
+                    "step": max((report.step for report in reports), default=None),
+                    "unit": "epoch" if all(report.unit == "epoch" for report in reports) else "step",
+                    "windows": verdict.windows,
+                    "loss": {"first": losses[0], "last": losses[-1]} if losses else None,
+                    "watched": [_watched(watched) for watched in self.watched],
+                    "alerts": alerts[:MOST_ALERTS],
+                    "alerts_left_out": len(alerts[MOST_ALERTS:]),
+                }
+            )
         )
-        return document
 
     def text(self) -> str:
         """The document as JSON in ASCII, with its newline."""
@@ -91,16 +90,15 @@ class Health:
         return list(dict.fromkeys([*found, *(alert.site for alert in self._consequences())]))[:MOST_ALERTS]
 
     def _consequences(self) -> list[Alert]:
-        reports = (watched.report for watched in self.watched if watched.report is not None)
-        return [alert for report in reports for alert in report.alerts if alert.cause]
+        reported = (watched.report.alerts for watched in self.watched if watched.report is not None)
+        return [alert for alerts in reported for alert in alerts if alert.cause]
 
     def _alert(self, alert: Alert, problem: Problem | None) -> dict[str, Any]:
         kind = KINDS.get(alert.kind)
         quotes = kind is not None and kind.quotes_sample
         measured = not quotes and (kind is None or kind.measures != "nothing")
         source = self.sources.get(alert.site)
-        others = problem.sites[1:] if problem is not None else ()
-        follow = problem.consequences if problem is not None else ()
+        others, follow = ((), ()) if problem is None else (problem.sites[1:], problem.consequences)
         in_words = [{"text": step} for step in alert.advice if step not in {remedy.text for remedy in alert.remedies}]
         return {
             **{name: getattr(alert, name) for name in ("kind", "title", "site", "fingerprint", "probability")},
@@ -144,14 +142,13 @@ def health_of(run: Run) -> Health:
 
 def _watched(watched: MonitorScope) -> dict[str, Any]:
     report = watched.report
-    names = () if report is None else [entry.name for entry in dataclasses.fields(report)]
+    names = () if report is None else [entry.name for entry in fields(report)]
     tables = {name: value for name in names if isinstance(value := getattr(report, name), dict)}
-    rows = {name: len(table) for name, table in tables.items() if any(map(dataclasses.is_dataclass, table.values()))}
     return {
         "monitor": watched.monitor,
         "modules": watched.modules,
         "kinds": None if watched.kinds is None else list(watched.kinds),
-        "observed": rows,
+        "observed": {name: len(table) for name, table in tables.items() if any(map(is_dataclass, table.values()))},
         "silent": len(getattr(report, "silent", ())),
         "batches": getattr(report, "batches", None),
         "sampled_batches": getattr(report, "sampled_batches", None),
@@ -173,9 +170,8 @@ def _causes(alert: Alert) -> list[dict[str, Any]]:
         }
         for cause in alert.causes
     ]
-    if not alert.diagnosis or (alert.causes and alert.diagnosis.startswith(alert.causes[0].statement)):
-        return [*root, *judged]
-    return [*root, *judged, {**none, "text": alert.diagnosis}]
+    stated = not alert.diagnosis or (bool(alert.causes) and alert.diagnosis.startswith(alert.causes[0].statement))
+    return [*root, *judged, *[{**none, "text": alert.diagnosis}] * (not stated)]
 
 
 def _named(name: str) -> dict[str, str]:
@@ -194,6 +190,4 @@ def bounded(value: Any, sentence: bool = False) -> Any:
         return float(f"{value:.5g}")
     if isinstance(value, dict):
         return {bounded(key): bounded(inner, key in SENTENCES) for key, inner in list(value.items())[:MOST_ALERTS]}
-    if isinstance(value, (list, tuple)):
-        return [bounded(inner, sentence) for inner in value[:MOST_ALERTS]]
-    return value
+    return [bounded(inner, sentence) for inner in value[:MOST_ALERTS]] if isinstance(value, list | tuple) else value

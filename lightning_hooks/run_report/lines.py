@@ -60,24 +60,31 @@ def report_line(monitor: str, modules: str, report: Any, seconds: float, memory:
     fields = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
     alerts = fields.pop("alerts", ())
     key = (monitor, modules)
-    head = {**position(report), "step": report.step, "monitor": monitor, "modules": modules, "kind": type(report).__name__}
-    head |= {} if tables else {"thinned": True}
-    head |= {"seconds": seconds, **({"alerts": alerts} if memory is None else memory.alerts(key, alerts))}
-    opened = line("report", head).rstrip("\n")[:-1]
+    head = {
+        **position(report),
+        "step": report.step,
+        "monitor": monitor,
+        "modules": modules,
+        "kind": type(report).__name__,
+        **({} if tables else {"thinned": True}),
+        "seconds": seconds,
+        **({"alerts": alerts} if memory is None else memory.alerts(key, alerts)),
+    }
     # Hundreds of values a window, which a checkpoint has; and of learning the file has what each module brings.
     for name, of_it, nothing in (("loss", "recent", ()), ("learning", "parameters", {})):
         if getattr(fields.get(name), of_it, None):
             fields[name] = dataclasses.replace(fields[name], **{of_it: nothing})
-    written = {name: value for name, value in fields.items() if tables or name not in TABLES}
     parts = {
         name: _table(value)
         if isinstance(value, dict) and all(map(dataclasses.is_dataclass, value.values()))
         else {"": _json(value)}
-        for name, value in written.items()
+        for name, value in fields.items()
+        if tables or name not in TABLES
     }
     if memory is not None:
         parts = memory.changed(key, parts)
     texts = (f"{json.dumps(name)}:{_object(columns)}" for name, columns in parts.items())
+    opened = line("report", head).removesuffix("}\n")
     return f'{opened},"report":{{{",".join(texts)}}}}}\n'
 
 

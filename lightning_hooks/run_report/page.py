@@ -67,8 +67,8 @@ def document(page: Page, text: str, answers: Mapping[str, Any] | None = None) ->
 
     The policy lets the module run and nothing else; the data is no HTML, and holds no ``<`` that could end its element.
     """
-    folder = files("lightning_hooks.run_report")
-    style, module = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    own = map(files("lightning_hooks.run_report").joinpath, ("page.css", "page.js"))
+    style, module = (file.read_text(encoding="utf-8") for file in own)
     script = f'{module}\nrender(JSON.parse(document.getElementById("data").textContent));\n'
     digest = base64.b64encode(sha256(script.encode()).digest()).decode()
     data = json.dumps({"page": page, "answers": answers or {}}, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
@@ -128,11 +128,10 @@ class RunReport:
 
     def head(self) -> str:
         """The verdict and the first problems, in the colours of the notebook that shows it."""
-        lines = verdict_lines(self.run)
-        lines = lines if self.run.epochs else [*lines[:1], FIRST]
-        lines = [*lines[:MOST_LINES], *[f"and {len(lines) - MOST_LINES} more lines"] * (len(lines) > MOST_LINES)]
-        where = [f"Report: {self.path}"] if self.path else []
-        return lines_html([visible(line[:MOST_CHARACTERS]) for line in (*lines, *where)])
+        lines = verdict_lines(self.run) if self.run.epochs else [*verdict_lines(self.run)[:1], FIRST]
+        more = [f"and {len(lines) - MOST_LINES} more lines"] * (len(lines) > MOST_LINES)
+        shown = [*lines[:MOST_LINES], *more, *[f"Report: {self.path}"] * bool(self.path)]
+        return lines_html([visible(line[:MOST_CHARACTERS]) for line in shown])
 
 
 FIRST = "The first report is made when the first window of trainer.fit() ends: an epoch, or report_every_n_steps batches."

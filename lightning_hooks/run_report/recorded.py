@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -181,7 +180,7 @@ class MonitorRecord:
         """The last report; None if its kind is not known. Its class comes with torch."""
         if self.latest is not None:
             with suppress(TypeError, ValueError, KeyError):
-                return dataclasses.replace(report_of(self.latest), alerts=next(reversed(self.alerts.values()), ()))
+                return replace(report_of(self.latest), alerts=next(reversed(self.alerts.values()), ()))
         return None
 
     @property
@@ -220,9 +219,8 @@ class MonitorRecord:
     def values(self, table: str, stat: str, name: str) -> list[float]:
         """One statistic of one row of a table by kept epochs; NaN where it was not measured."""
         series = self.series(table, stat)
-        if name not in series.names:
-            return [math.nan] * len(series.epochs)
-        return [float(value) for value in series.values[series.names.index(name)]]
+        known = series.values[series.names.index(name)] if name in series.names else [math.nan] * len(series.epochs)
+        return [float(value) for value in known]
 
 
 @dataclass(slots=True)

@@ -65,10 +65,9 @@ def run_of_reports(
         losses: The mean loss by the place of a window: its epoch, or its step where windows are shorter.
         end: How training ended; None if it goes on.
     """
-    events = (json.loads(report_line(*key, report, math.nan)) for key, found in reports.items() for report in found)
     run = Run(Path(), "in memory", end=end)
     reader = RunReader(run)
-    for event in events:
+    for event in (json.loads(report_line(*key, report, math.nan)) for key, found in reports.items() for report in found):
         with suppress(*UNREADABLE):  # of a kind of the user's own
             reader.take(event)
     run.timing = {at: {"loss": loss} for at, loss in losses.items()}

@@ -109,13 +109,17 @@ def _gradients(run: Run, record: MonitorRecord, most: int) -> Card:
             title = f"{site}: RMS {number(rms)}, mean {number(mean)}, from {number(low)} to {number(high)}"
             lines.append(row(site, rms, abs(mean), largest, severity=affected.get(site, ""), title=title))
             cells.append((site, rms, number_of(found[site].get("norm")), affected.get(site, "")))
-        total = number(number_of(record.fields.get("total_norm")))
         lead = (
             f"RMS of the loss's gradient at each module's output in {_when(record)}, from the input to the loss: the dot; the band "
-            f"reaches from the mean's magnitude to the largest value. Total norm: {total}."
+            f"reaches from the mean's magnitude to the largest value. Total norm: "
+            f"{number(number_of(record.fields.get('total_norm')))}."
         )
-        card += [{"text": lead}, rows(lines, "RMS", limits=[record.limit("exploding")]), *_of(len(lines), len(found), "modules")]
-        card.append(fold("Numbers", [table(("module", "RMS", "norm", "alert"), cells)]))
+        card += [
+            {"text": lead},
+            rows(lines, "RMS", limits=[record.limit("exploding")]),
+            *_of(len(lines), len(found), "modules"),
+            fold("Numbers", [table(("module", "RMS", "norm", "alert"), cells)]),
+        ]
     else:
         card.append({"text": "No gradient arrived at any module."})
     if updates:
@@ -124,10 +128,9 @@ def _gradients(run: Run, record: MonitorRecord, most: int) -> Card:
             row(site, number_of(ratio), severity=affected.get(site, ""), note="not measured" if ratio is None else "")
             for site, ratio in ratios.items()
         ]
-        lead = "Norm of an optimizer step's update over the norm of the weight; often near 1e-3 in healthy runs."
         limit = [record.limit(kind) for kind in ("update_too_small", "update_too_large")]
         drawn = [
-            {"text": lead},
+            {"text": "Norm of an optimizer step's update over the norm of the weight; often near 1e-3 in healthy runs."},
             rows(lines, "ratio", shades=(1e-4, 1e-2), limits=limit),
             *_of(len(lines), len(updates), "parameters"),
         ]
@@ -147,8 +150,8 @@ def _outputs(run: Run, record: MonitorRecord, most: int) -> Card:
         limit = record.limit(stat.removesuffix("_fraction"))  # of the rule with that name
         at = f"; the line is the rule's limit, {percent(limit)}" if limit else ""
         lines = [row(site, shares[site], severity=affected.get(site, "")) for site in chosen(list(shares), affected, most)]
-        card += [{"text": f"{caption}, in {_when(record)}{at}."}, rows(lines, what, share=True, limits=[limit])]
-        card += _of(len(lines), len(shares), "modules")
+        drawn = rows(lines, what, share=True, limits=[limit])
+        card += [{"text": f"{caption}, in {_when(record)}{at}."}, drawn, *_of(len(lines), len(shares), "modules")]
     kept = chosen(list(found), affected, most)
     columns = {**OUTPUTS, "non-finite": "nonfinite_fraction"}
     cells = [(site, *(_cell(found[site], stat) for stat in columns.values()), affected.get(site, "")) for site in kept]
@@ -167,12 +170,14 @@ def _maps(run: Run) -> Iterator[Card]:
         f"measured. Sizes are relative to the layer's own first {run.window}, since layers of different types differ a "
         "thousandfold in healthy runs; shares are absolute."
     )
-    maps = []
-    for each in STATISTICS:
-        for at, record in enumerate(run.monitors):
-            series = record.series(each.table, each.stat) if each.caption and record.prefix == each.prefix else None
-            if series and series.names and (each.stat not in NEEDS_MORE_THAN_ZERO or np.nansum(series.values)):
-                maps.append({"map": {"monitor": at, "table": each.table, "stat": each.stat, "caption": each.caption}})
+    maps = [
+        {"map": {"monitor": at, "table": each.table, "stat": each.stat, "caption": each.caption}}
+        for each in STATISTICS
+        for at, record in enumerate(run.monitors)
+        if each.caption and record.prefix == each.prefix
+        for series in [record.series(each.table, each.stat)]
+        if series.names and (each.stat not in NEEDS_MORE_THAN_ZERO or np.nansum(series.values))
+    ]
     more = maps[SHOWN_MAPS:]
     if maps:
         yield [{"text": lead}, *maps[:SHOWN_MAPS], *[fold(f"{len(more)} more", more)] * bool(more)]

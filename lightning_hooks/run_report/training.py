@@ -55,8 +55,8 @@ def loss_by_epoch(run: Run) -> tuple[Sequence[int], list[float]]:
 def rates_by_group(run: Run) -> dict[str, list[float]]:
     """Parameter group to its learning rate at each epoch's end; NaN where it is not known."""
     known: list[Mapping[str, Any]] = [run.timing[epoch].get("lr", {}) for epoch in thinned(sorted(run.timing), MOST_EPOCHS)]
-    groups = dict.fromkeys(group for rates in known for group in rates)
-    return {group: [number_of(rates.get(group)) for rates in known] for group in groups}
+    groups = (group for rates in known for group in rates)
+    return {group: [number_of(rates.get(group)) for rates in known] for group in dict.fromkeys(groups)}
 
 
 def thinned(values: Sequence[T], most: int) -> Sequence[T]:
@@ -75,14 +75,13 @@ def training(run: Run) -> Iterator[Card]:
     epochs, _ = loss_by_epoch(run)
     rates = rates_by_group(run)
     drawn = {**loss_and_metrics(run), "Learning rate": rates}
-    card = [
+    charts = [
         chart(title, epochs, run.unit, [line(*curve) for curve in islice(curves.items(), MOST_LINES)])
         for title, curves in drawn.items()
         if curves
     ]
-    if len(rates) > MOST_LINES:
-        card.append({"text": f"{len(rates) - MOST_LINES} more parameter groups are in reports.jsonl."})
-    yield [*card, *learning_charts(run)]
+    left = len(rates) - MOST_LINES
+    yield [*charts, *[{"text": f"{left} more parameter groups are in reports.jsonl."}] * (left > 0), *learning_charts(run)]
 
 
 def learning_charts(run: Run) -> Iterator[Block]:
@@ -103,25 +102,23 @@ def learning_charts(run: Run) -> Iterator[Block]:
 
 def unusual(run: Run) -> Iterator[Card]:
     """The batches with the largest losses."""
-    card: Card = [
-        {
-            "text": "The five batches of the run with the largest loss; in a healthy run they are often the first ones. A sample "
-            "that is in several of them is worth a look."
-        }
-    ]
+    lead = (
+        "The five batches of the run with the largest loss; in a healthy run they are often the first ones. A sample that is in "
+        "several of them is worth a look."
+    )
     losses = [one for record in run.monitors for one in record.fields.get("largest_losses") or ()]
     heads = ("value", "epoch", "batch", "step")
     cells = [(*map(one.get, heads), some([*map(str, one["samples"])], MOST_SAMPLES) or DASH) for one in losses]
     if cells:
-        yield [*card, {"title": "Largest losses"}, table(("loss", *heads[1:], "samples"), cells)]
+        yield [{"text": lead}, {"title": "Largest losses"}, table(("loss", *heads[1:], "samples"), cells)]
 
 
 def model(run: Run, most: int) -> Iterator[Card]:
     """The set-up and the layers."""
     found, known = [(what, run.fit[key]) for key, what in SETTINGS if run.fit.get(key) not in (None, "", -1)], layers(run)
-    card: Card = [{"facts": [[what, str(value)] for what, value in found]}] if found else []
-    if known:
-        cells = table(("layer", "type", "shape", "parameters"), known[:most])
-        left = len(known) - most
-        card.append(fold(f"The {len(known)} layers", [cells, *[{"text": f"{left} more are in reports.jsonl."}] * (left > 0)]))
-    yield card
+    left, cells = len(known) - most, table(("layer", "type", "shape", "parameters"), known[:most])
+    more = [{"text": f"{left} more are in reports.jsonl."}] * (left > 0)
+    yield [
+        *[{"facts": [[what, str(value)] for what, value in found]}] * bool(found),
+        *[fold(f"The {len(known)} layers", [cells, *more])] * bool(known),
+    ]

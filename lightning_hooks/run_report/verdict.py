@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -67,9 +66,8 @@ class Problem:
         """Since when, or from when to when."""
         batch = "" if self.first.batch is None else f", batch {self.first.batch}"
         also = f" (also in {_spans(self.again, self.unit)})" if self.again else ""
-        if self.lasts:
-            return f"since {self.unit} {self.since}{batch}{also}"
-        return f"in {_spans([(self.since, self.until)], self.unit)}{also}"
+        began = f"since {self.unit} {self.since}{batch}"
+        return (began if self.lasts else f"in {_spans([(self.since, self.until)], self.unit)}") + also
 
 
 def problems_of(book: AlertBook, last: int) -> list[Problem]:
@@ -172,7 +170,7 @@ def judge(run: Run) -> Verdict:
     ending = "Training was still running when this was written, or was killed." if run.end is None else ""
     if run.end is not None and run.end.get("how") == "interrupted":
         ending = "Training was interrupted by the user."
-    return dataclasses.replace(verdict, details=(ending,) if ending else ())
+    return replace(verdict, details=(ending,) if ending else ())
 
 
 def conclude(books: Sequence[AlertBook], observed: bool, end: Mapping[str, Any] | None) -> Verdict:
@@ -204,8 +202,10 @@ def conclude(books: Sequence[AlertBook], observed: bool, end: Mapping[str, Any] 
 def _course(books: Sequence[AlertBook], observed: bool, problems: Sequence[Problem]) -> tuple[Status, str]:
     """The status, and the headline, of problems in order of importance."""
     if not books or not observed:
-        text = "Nothing was observed: no module, no parameter and no optimizer." if books else "No report: no window was completed."
-        return "unknown", text
+        return (
+            "unknown",
+            "Nothing was observed: no module, no parameter and no optimizer." if books else "No report: no window was completed.",
+        )
     longest = max(books, key=lambda book: book.windows)
     fallen, loss = _loss(longest.unit, max((book.losses for book in books), key=len))
     status: Status = "healthy" if fallen else "unknown"
@@ -228,26 +228,29 @@ def _loss(unit: str, losses: Sequence[float]) -> tuple[bool, str]:
     if len(losses) < 2:
         return True, ""
     first, last = (f"{loss:#.3g}".rstrip(".") for loss in losses)
-    if losses[1] < losses[0] and first != last:
-        return True, f"; the loss fell from {first} to {last}"
-    return False, f"; the loss has not fallen: {first} in the first {window_of(unit)}, {last} in the last"
+    fallen, window = losses[1] < losses[0] and first != last, window_of(unit)
+    course = f"fell from {first} to {last}" if fallen else f"has not fallen: {first} in the first {window}, {last} in the last"
+    return fallen, f"; the loss {course}"
 
 
-def _of_monitor(record: MonitorRecord, last: int) -> list[Course]:
+def _of_monitor(record: MonitorRecord, last: int) -> Iterator[Course]:
     epochs = record.epochs
     place = {epoch: number for number, epoch in enumerate(epochs)}
     seen = grouped(((alert.kind, alert.site), (epoch, alert)) for epoch in epochs for alert in record.alerts[epoch])
-    found = []
     for dated in seen.values():
         gaps = [place[at] - place[before] for (before, _), (at, _) in pairwise(dated)]
         begins = max((number for number, gap in enumerate(gaps, 1) if gap > REARM), default=0)
         stretch = dated[begins:]
-        severity = min((alert.severity for _, alert in stretch), key=gravity)
-        until, latest = stretch[-1]
-        first = dataclasses.replace(stretch[0][1], cause=latest.cause, consequences=latest.consequences)
-        shown = tuple(at for at, _ in dated)
-        found.append(Course(first, record.prefix, severity, stretch[0][0], until, until == epochs[-1] == last, shown))
-    return found
+        (since, first), (until, latest) = stretch[0], stretch[-1]
+        yield Course(
+            replace(first, cause=latest.cause, consequences=latest.consequences),
+            record.prefix,
+            min((alert.severity for _, alert in stretch), key=gravity),
+            since,
+            until,
+            until == epochs[-1] == last,
+            tuple(at for at, _ in dated),
+        )
 
 
 def _order(problem: Problem) -> tuple[bool, bool, int, float]:

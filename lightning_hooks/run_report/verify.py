@@ -50,27 +50,28 @@ def verify(a: Run, b: Run) -> dict[str, Any]:
     failed = [verdict.status == "failed" for verdict in verdicts]
     reasons = _reasons(groups, failed, learned, losses[1])
     worse = learned == "worse" or failed == [False, True] or (groups["new"] and not groups["gone"])
-    found: dict[str, Any] = bounded(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "outcome": "worse" if worse else "same" if reasons else "cured",
-            "reasons": reasons,
-            "a": _run(a, verdicts[0]),
-            "b": _run(b, verdicts[1]),
-            **{group: _listed(found) for group, found in groups.items()},
-            "learning": learned,
-            "loss": {
-                "of": of,
-                "at": at,
-                "unit": b.unit,
-                **{
-                    run: dict(zip(("first", "last"), map(to_plain, both), strict=True))
-                    for run, both in zip("ab", losses, strict=True)
+    return dict(
+        bounded(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "outcome": "worse" if worse else "same" if reasons else "cured",
+                "reasons": reasons,
+                "a": _run(a, verdicts[0]),
+                "b": _run(b, verdicts[1]),
+                **{group: _listed(found) for group, found in groups.items()},
+                "learning": learned,
+                "loss": {
+                    "of": of,
+                    "at": at,
+                    "unit": b.unit,
+                    **{
+                        run: dict(zip(("first", "last"), map(to_plain, both), strict=True))
+                        for run, both in zip("ab", losses, strict=True)
+                    },
                 },
-            },
-        }
+            }
+        )
     )
-    return found
 
 
 def _reasons(groups: Mapping[str, list[Course]], failed: list[bool], learned: str, losses: Losses) -> list[str]:
@@ -106,9 +107,11 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     for group, title in GROUPS.items():
         alerts = found[group]
         if alerts:
-            shown.append(f"{title} ({len(alerts)}):")
-            shown += [f"  [{one['severity']}] {one['kind']} at {one['site']}" for one in alerts[:SHOWN]]
-            shown += [f"  and {len(alerts) - SHOWN} more"] * (len(alerts) > SHOWN)
+            shown += [
+                f"{title} ({len(alerts)}):",
+                *(f"  [{one['severity']}] {one['kind']} at {one['site']}" for one in alerts[:SHOWN]),
+                *[f"  and {len(alerts) - SHOWN} more"] * (len(alerts) > SHOWN),
+            ]
     if loss["at"] is not None:
         courses = ", ".join(f"{loss[run]['first']} to {loss[run]['last']} in {run.upper()}" for run in "ab")
         shown.append(f"The {loss['of']} loss up to {loss['unit']} {loss['at']}: {courses}: {found['learning']}.")

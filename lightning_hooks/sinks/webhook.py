@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from http.client import HTTPException
 from time import monotonic
 from typing import Any
@@ -53,19 +54,32 @@ class Message:
     @property
     def text(self) -> str:
         """It as lines of plain text, cut where they are too long."""
-        lines = [f"[{self.severity}] {self.headline}", f"{self.run}: epoch {self.epoch}, step {self.step}"]
         steps = [inside_a_sentence(step.removeprefix("Try ")) for step in self.remedy]  # the line's label says it
-        lines += [self.cause] * bool(self.cause) + [f"try: {'; '.join(steps)}."] * bool(steps)
-        lines += [f"{self.more} more of this kind"] * bool(self.more)
+        lines = [
+            f"[{self.severity}] {self.headline}",
+            f"{self.run}: epoch {self.epoch}, step {self.step}",
+            *[self.cause] * bool(self.cause),
+            *[f"try: {'; '.join(steps)}."] * bool(steps),
+            *[f"{self.more} more of this kind"] * bool(self.more),
+        ]
         text = "\n".join(visible(" ".join(line.split())) for line in lines)
         return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
 
 
 def of_alert(alert: Alert, run: str) -> Message:
     """The notification of a new root alert."""
-    headline = f"{alert.title} at {alert.where}"
-    cause = " ".join((alert.seen, alert.follows)).strip()
-    return Message("alert", alert.kind, alert.severity, run, headline, alert.site, alert.epoch, alert.began, cause, alert.advice)
+    return Message(
+        "alert",
+        alert.kind,
+        alert.severity,
+        run,
+        headline=f"{alert.title} at {alert.where}",
+        site=alert.site,
+        epoch=alert.epoch,
+        step=alert.began,
+        cause=" ".join((alert.seen, alert.follows)).strip(),
+        remedy=alert.advice,
+    )
 
 
 def of_end(end: Mapping[str, Any], headline: str, run: str) -> Message:
@@ -80,20 +94,6 @@ def _json(value: Any) -> Body:
     return json.dumps(value).encode(), {"Content-Type": "application/json"}
 
 
-def _plain(message: Message) -> Body:
-    return _json({"version": VERSION, **asdict(message), "text": message.text})
-
-
-def _slack(message: Message) -> Body:
-    text = message.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # these three make links and mentions
-    return _json({"text": text, "mrkdwn": False})
-
-
-def _discord(message: Message) -> Body:
-    text = re.sub(r"([\\`*_~|<>\[\]()#:-])", r"\\\1", message.text)
-    return _json({"content": text[:2000], "allowed_mentions": {"parse": []}})
-
-
 def _ntfy(message: Message) -> Body:
     title = visible(f"Training: {message.event} ({message.kind})").encode("ascii", "replace").decode()
     headers = {"Title": title, "Priority": PRIORITIES.get(message.severity, "default"), "Content-Type": "text/plain; charset=utf-8"}
@@ -101,7 +101,15 @@ def _ntfy(message: Message) -> Body:
 
 
 # By format, a message as a service takes it: the body of the request and its headers.
-WRITERS = {"slack": _slack, "discord": _discord, "ntfy": _ntfy, "json": _plain}
+WRITERS: dict[str, Callable[[Message], Body]] = {
+    # Three characters make links and mentions.
+    "slack": lambda message: _json({"text": escape(message.text, quote=False), "mrkdwn": False}),
+    "discord": lambda message: _json(
+        {"content": re.sub(r"([\\`*_~|<>\[\]()#:-])", r"\\\1", message.text)[:2000], "allowed_mentions": {"parse": []}}
+    ),
+    "ntfy": _ntfy,
+    "json": lambda message: _json({"version": VERSION, **asdict(message), "text": message.text}),
+}
 VARIABLE = "LIGHTNING_HOOKS_NOTIFY"
 # Hosts, each with those below it, to the format of their messages; every other takes plain JSON.
 HOSTS = {

@@ -191,9 +191,7 @@ def metric_name(tag: str) -> str:
     """
     safe = re.sub(r"[^A-Za-z0-9_\-. /]", "_", tag)
     safe = "/".join(part if part.strip(".") else "_" for part in safe.split("/"))
-    if safe == tag and len(tag) <= LONGEST_METRIC:
-        return tag
-    return f"{safe[: LONGEST_METRIC - 9]}-{_digest(tag)}"
+    return tag if safe == tag and len(tag) <= LONGEST_METRIC else f"{safe[: LONGEST_METRIC - 9]}-{_digest(tag)}"
 
 
 def _digest(text: str) -> str:

@@ -16,8 +16,8 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
 from lightning_hooks import HookDebugger
-from lightning_hooks.debugging.reasons import why_no_call
 from lightning_hooks.debugging.trace import Breakpoint, Call, HookBreakError, describe
+from lightning_hooks.debugging.tracer import why_no_call
 from tests.support.models import ResidualCNN, TinyLSTM, TinyTransformer, hook_counts
 
 Pair = namedtuple("Pair", "first second")

@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import TrainingMonitor
 from lightning_hooks.hooks.generators import GeneratorWatch
-from lightning_hooks.replay.ring import MOST_BYTES, STEPS, Ring, StepEvidence
-from lightning_hooks.replay.rows import BatchRows
+from lightning_hooks.replay.rows import MOST_BYTES, STEPS, BatchRows, Ring, StepEvidence
 from tests.replay.planted import Net, data
 from tests.support.models import trainer
 

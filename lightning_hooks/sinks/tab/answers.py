@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,29 +48,22 @@ def _json(status: int, value: Any) -> Answer:
     return Answer(status, "application/json", json.dumps({"version": VERSION, **value}, allow_nan=False).encode())
 
 
-def _data() -> Any:
-    from lightning_hooks.run_report import data  # with numpy, which TensorBoard does without until somebody asks
-
-    return data
-
-
-def _compared(a: Any, b: Any) -> dict[str, Any]:
-    from lightning_hooks.run_report.compare import compare
-
-    return compare(a, b)
-
-
-def _of(query: Query) -> tuple[int, str, str]:
-    return int(query["monitor"]), query["table"], query["stat"]
+def _of_report(name: str) -> Any:
+    """A module of the report: with them comes numpy, which TensorBoard does without until somebody asks."""
+    return import_module(f"lightning_hooks.run_report.{name}")
 
 
 ANSWERS: dict[str, Callable[[Runs, Query], dict[str, Any]]] = {
     "/runs": lambda runs, query: runs.listing(int(query.get("known", "-1"))),
-    "/run": lambda runs, query: _data().whole(*runs.run(query["run"])),
-    "/heat": lambda runs, query: _data().heat(
-        runs.run(query["run"])[0], *_of(query), row=int(query["row"]) if "row" in query else None
+    "/run": lambda runs, query: _of_report("data").whole(*runs.run(query["run"])),
+    "/heat": lambda runs, query: _of_report("data").heat(
+        runs.run(query["run"])[0],
+        int(query["monitor"]),
+        query["table"],
+        query["stat"],
+        row=int(query["row"]) if "row" in query else None,
     ),
-    "/compare": lambda runs, query: _compared(runs.run(query["a"])[0], runs.run(query["b"])[0]),
+    "/compare": lambda runs, query: _of_report("compare").compare(runs.run(query["a"])[0], runs.run(query["b"])[0]),
 }
 PATHS = (*STATIC, *ANSWERS)
 
@@ -130,8 +124,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             found = Answer(404, "text/plain", b"There is nothing here.")
         self.send_response(found.status)
-        textual = "" if found.kind == "application/json" else "; charset=utf-8"
-        for header, value in {**HEADERS, "Content-Type": found.kind + textual, "Content-Length": str(len(found.content))}.items():
+        kind = found.kind + "; charset=utf-8" * (found.kind != "application/json")
+        for header, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(found.content))}.items():
             self.send_header(header, value)
         self.end_headers()
         self.wfile.write(found.content)

@@ -26,8 +26,8 @@ class HealthPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard h
         """All runs, of which none is read before they are asked for."""
         from lightning_hooks.sinks.tab.runs import Runs
 
-        elsewhere = "://" in self._logdir  # as gs://…: the run files are where training ran
-        return Runs(None if elsewhere or not self._logdir else Path(self._logdir).expanduser())
+        here = self._logdir and "://" not in self._logdir  # of gs://… the run files are where training ran
+        return Runs(Path(self._logdir).expanduser() if here else None)
 
     def get_plugin_apps(self) -> dict[str, Application]:
         """The addresses of the tab: its module, its style and its data."""
