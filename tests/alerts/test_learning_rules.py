@@ -16,6 +16,7 @@ from lightning_hooks.alerts import (
     LearningReport,
     LossReport,
     NoProgress,
+    OptimizerStats,
     ParameterLearning,
     ParameterSetup,
     PartNotLearning,
@@ -188,6 +189,9 @@ def test_a_loss_that_was_at_the_level_of_a_constant_for_half_of_the_training() -
     assert not found((1.02, 1.02), begun=200)  # for less than half of the training
     assert not found((1.02, 1.02), begun=49, every=49)  # a short one
     assert not found((1.02, 1.02), loss_sign=1)  # nothing is added: it is the distance that falls, steadily
+    falls = replace(falls, optimized=False)  # manual optimization: the level of the loss that the model calls is known all the same
+    assert len(found((1.02, 1.02), optimizers={"0-Adam": OptimizerStats()})) == 1
+    assert not found((1.02, 1.02), optimizers=dict.fromkeys(("0-Adam", "1-Adam"), OptimizerStats()))  # a game may stay there
 
 
 @pytest.mark.parametrize(

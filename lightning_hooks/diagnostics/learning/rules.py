@@ -52,7 +52,7 @@ class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         loss, constant = report.minimized, report.over_constant
-        if report.step < self.min_steps or not loss.optimized:
+        if report.step < self.min_steps or not (loss.optimized or len(report.optimizers) == 1):  # a game of two may stay there
             return
         if math.isnan(constant):
             yield from self._gains_alone(report)
