@@ -58,7 +58,8 @@ def made_by(tensor: Tensor) -> str:
 def viewed(loss: Tensor) -> Any | None:
     """Return a view that takes dimensions of a tensor for one another: numbers stay in their order, where a transpose moves them.
 
-    Its sizes are those of the tensor in another order, but for the first one; or the last of three becomes the second.
+    Its sizes are those of the tensor in another order, but for the first one; or the last of three becomes the second of four, as
+    channels of tokens do in a picture.
 
     Args:
         loss: The loss, before backward.
@@ -78,9 +79,9 @@ def viewed(loss: Tensor) -> Any | None:
 
 
 def _takes_for_one_another(before: Sequence[int], after: Sequence[int]) -> bool:
-    """Whether sizes are others in another order, but for those of 1, or the last of three others is second."""
+    """Whether sizes are others in another order, but for those of 1, or of four the second is the last of three others."""
     one, other = ([size for size in sizes if size > 1] for sizes in (before, after))
-    second = len(one) == 3 <= len(other) and other[-1] != one[-1] == other[1] != one[1]
+    second = (len(one), len(other)) == (3, 4) and other[-1] != one[-1] == other[1] != one[1]
     return len(other) > 2 and other[0] == before[0] and (second or (one != other and sorted(one) == sorted(other)))
 
 
