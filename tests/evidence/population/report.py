@@ -139,10 +139,11 @@ def groups(population: Population) -> list[str]:
     )
     lines = [f"| {' | '.join(columns)} |", "|---" * 8 + "|"]
     chosen: list[tuple[str, Callable[[Mutant], bool]]] = [("all", lambda _: True)]
+    chosen.append(("of one fault", lambda mutant: mutant.group != GROUPS[-1]))
     chosen += [(group, lambda mutant, group=group: mutant.group == group) for group in GROUPS]  # type: ignore[misc]
     for name, belongs in chosen:
         harmful, harmless = ([m for m in some if belongs(m)] for some in (population.harmful, population.harmless))
-        each = "" if name in ("all", GROUPS[-1]) else by_operator(harmful)
+        each = "" if name in ("all", "of one fault", GROUPS[-1]) else by_operator(harmful)
         if harmful or harmless:
             lines.append(f"| {' | '.join([name, *numbers(harmful, harmless), each])} |")
     return lines
