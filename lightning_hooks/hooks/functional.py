@@ -112,8 +112,7 @@ class CallObserver:
         self._hooked: list[_ForwardHooks] = []
         self._frames: list[_Frame] = []
         self._seen_in: frozenset[str] | None = frozenset()
-        self._thread = 0
-        self.seen = False
+        self._thread, self.seen = 0, False
 
     def start(self, seen_in: Collection[str] | None = None) -> None:
         """A batch starts.

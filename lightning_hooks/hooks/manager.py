@@ -217,8 +217,7 @@ class Suspension:
     """
 
     def __init__(self) -> None:
-        self.suspended = False
-        self._resting = self._compiles = False
+        self.suspended = self._resting = self._compiles = False
         self._handler: Any = None  # of torch.compile's callbacks, once it is asked for them
         self._hooks: list[RemovableHandle] = []
         # Of each removed hook: its handle, itself, PyTorch's dictionaries of options that contained it, the numbers of the hooks

@@ -301,11 +301,10 @@ def _no_match(entry: str | type[nn.Module], root: nn.Module, named: list[tuple[s
     if not isinstance(entry, str):
         kinds = ", ".join(sorted({type(module).__name__ for _, module in named}))
         return f"modules={entry.__name__} matches no module of {type(root).__name__}; its modules are of type {kinds}."
-    names = [name for name, _ in named]
     jitted = [name for name, module in root.named_modules() if isinstance(module, torch.jit.ScriptModule) and fits(name, entry)]
     if jitted:
         return f"modules={entry!r} matches {jitted[0]!r}, a torch.jit module, which takes no hooks. Choose a module around it."
-    listed = ", ".join(map(repr, closest_names(entry, names)))
+    listed = ", ".join(map(repr, closest_names(entry, [name for name, _ in named])))
     return (
         f"modules={entry!r} matches no module of {type(root).__name__}. Closest names: {listed}. "
         "Patterns are globs on the names of named_modules(), such as 'encoder.*' or '*.conv?'."
