@@ -101,10 +101,9 @@ class GradCAM(FixedSampleCallback):
         forward: Forward | None = None,
         folder: str | Path | None = None,
     ) -> None:
-        arguments = arguments_in(locals(), "module", "target", "reshape")
         if module is not None and not isinstance(module, str):
             raise TypeError(f"module must be the name of a layer, or None for the last convolution; got {module!r}.")
-        super().__init__(modules=module, **arguments)
+        super().__init__(modules=module, **arguments_in(locals(), "module", "target", "reshape"))
         check_target(target)
         check_reshape(reshape)
         self.module, self.target, self.reshape = module, target, reshape

@@ -69,8 +69,7 @@ class ExtractedFeatures:
         # Written under another name first: a reader never finds an incomplete file.
         partial = path.with_name(f".{path.name}.partial")
         if kind == "npz":
-            wide = {name: values.float() for name, values in tensors.items() if values.dtype == torch.bfloat16}
-            arrays = {name: values.numpy() for name, values in (tensors | wide).items()}
+            arrays = {name: (x.float() if x.dtype == torch.bfloat16 else x).numpy() for name, x in tensors.items()}
             with partial.open("wb") as file:
                 np.savez_compressed(file, json=np.array(rest), **arrays)  # type: ignore[arg-type]  # names are free
         else:
@@ -87,7 +86,6 @@ class ExtractedFeatures:
             ImportError: If it is a safetensors file and safetensors is not installed.
         """
         path = Path(path)
-        tensors: dict[str, Tensor]
         if _kind(path) == "npz":
             with np.load(path, allow_pickle=False) as file:
                 rest = json.loads(str(file["json"]))

@@ -87,10 +87,9 @@ class PruningReport(PlainReport):
 
     def scalars(self, prefix: str) -> dict[str, float]:
         """Return the values to log by tag; NaN for a silent module."""
-        names = dict.fromkeys((*self.sites, *self.silent))
         of_sites = {
             f"{prefix}/{name}/{stat}": getattr(self.sites.get(name), stat, math.nan)
-            for name in names
+            for name in (*self.sites, *self.silent)
             for stat in ("sparsity", "threshold")
         }
         return {**of_sites, f"{prefix}/sparsity": self.sparsity, f"{prefix}/target": self.target}
