@@ -109,8 +109,11 @@ def planned_steps(trainer: Trainer, pl_module: LightningModule) -> int | None:
 
 def watched_tags(trainer: Trainer) -> set[str]:
     """What EarlyStopping, ModelCheckpoint, a scheduler or another callback watches, by name."""
-    watchers = [*callbacks_of(trainer), *trainer.lr_scheduler_configs]
-    return {watcher.monitor for watcher in watchers if isinstance(stored(watcher, "monitor"), str)}
+    return {
+        watcher.monitor
+        for watcher in (*callbacks_of(trainer), *trainer.lr_scheduler_configs)
+        if isinstance(stored(watcher, "monitor"), str)
+    }
 
 
 _IN_THE_MODULE = ("configure_gradient_clipping", "clip_gradients", "on_before_optimizer_step", "optimizer_step")
@@ -179,10 +182,8 @@ def is_sharded(trainer: Trainer, pl_module: LightningModule) -> str:
     """What makes a rank hold only shards of the parameters, in words; empty if it holds them whole."""
     # By name: DeepSpeed's may not be installed, and pytorch_lightning's strategies are other classes than lightning's.
     kinds = {kind.__name__ for kind in type(trainer.strategy).__mro__}
-    sharded = sorted(kinds & {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"})
-    if not sharded and any(hasattr(parameter, "to_local") for parameter in pl_module.parameters()):
-        sharded = [_DTENSORS]
-    return sharded[0] if sharded else ""
+    sharded = min(kinds & {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"}, default="")
+    return sharded or (_DTENSORS if any(hasattr(parameter, "to_local") for parameter in pl_module.parameters()) else "")
 
 
 def data_parallel_size(trainer: Trainer) -> int:
