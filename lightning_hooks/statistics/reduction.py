@@ -168,8 +168,7 @@ def by_columns(columns: Sequence[tuple[Merge, Sequence[int]]], width: int | None
 
     def merging(own: Tensor, among: TableIndex) -> Merging:
         rows = own if width is None else _rows(own, width)
-        others = [column for column in range(rows.shape[-1]) if column not in taken]
-        parts = [*columns, (added, others)]
+        parts = [*columns, (added, [column for column in range(rows.shape[-1]) if column not in taken])]
         found = yield from together([merge(rows[..., list(some)], among) for merge, some in parts])
         merged = torch.empty_like(rows)
         for (_, some), values in zip(parts, found, strict=True):
@@ -337,5 +336,4 @@ def merged_over_ranks(*tables: tuple[Spans, Tensor]) -> list[Tensor]:
 
 def all_reduce(tensor: Tensor, reduction: Reduction) -> None:
     """Reduce a tensor over the ranks of the process group, in place."""
-    operations = {"max": torch.distributed.ReduceOp.MAX, "sum": torch.distributed.ReduceOp.SUM}
-    torch.distributed.all_reduce(tensor, operations[reduction])
+    torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX if reduction == "max" else torch.distributed.ReduceOp.SUM)

@@ -198,12 +198,15 @@ def parameter_rows(norms: Tensor, zeros: Tensor, elements: Tensor, global_step: 
     finite = torch.isfinite(norms)
     kept = torch.where(finite, norms, 0)
     rows = norms.new_zeros((norms.shape[0], N_PARAMETER_COLUMNS))
-    rows[:, ParameterColumn.STEPS] = finite
-    rows[:, ParameterColumn.NORM] = kept
-    rows[:, ParameterColumn.SQUARE] = kept * kept
-    rows[:, ParameterColumn.NORM_MAX] = kept
-    rows[:, ParameterColumn.ZEROS] = zeros
-    rows[:, ParameterColumn.ELEMENTS] = elements
-    rows[:, ParameterColumn.NONFINITE_STEPS] = ~finite
-    rows[:, ParameterColumn.FIRST_NONFINITE] = torch.where(finite, torch.inf, global_step)
+    for column, numbers in (
+        (ParameterColumn.STEPS, finite),
+        (ParameterColumn.NORM, kept),
+        (ParameterColumn.SQUARE, kept * kept),
+        (ParameterColumn.NORM_MAX, kept),
+        (ParameterColumn.ZEROS, zeros),
+        (ParameterColumn.ELEMENTS, elements),
+        (ParameterColumn.NONFINITE_STEPS, ~finite),
+        (ParameterColumn.FIRST_NONFINITE, torch.where(finite, torch.inf, global_step)),
+    ):
+        rows[:, column] = numbers
     return rows

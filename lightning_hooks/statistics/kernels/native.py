@@ -167,9 +167,8 @@ class NativeKernels(HostKernels):
             return super().norms(tensors, zeros)
         norms = torch.empty(len(tensors), dtype=torch.float64)
         counts = torch.empty(len(tensors), dtype=torch.float64) if zeros else None
-        at_counts = None if counts is None else counts.data_ptr()
         (at, k), (sizes_at, _) = map(array.buffer_info, (located.addresses, located.sizes))
-        self._norms(at, sizes_at, k, located.kind, norms.data_ptr(), at_counts)
+        self._norms(at, sizes_at, k, located.kind, norms.data_ptr(), None if counts is None else counts.data_ptr())
         return Norms(norms, counts, located.sizes.tolist())
 
     @override

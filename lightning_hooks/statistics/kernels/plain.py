@@ -224,11 +224,14 @@ class Kernels:
         finite = torch.isfinite(updates).all(0) if valid is None else torch.isfinite(updates).all(0) & valid
         known, counted = rows[indices], finite & torch.isfinite(ratio)
         ratio = torch.where(counted, ratio, 0)
-        known[:, ParameterColumn.RATIO] += ratio
-        known[:, ParameterColumn.RATIO_STEPS] += counted
+        for column, more in (
+            (ParameterColumn.RATIO, ratio),
+            (ParameterColumn.RATIO_STEPS, counted),
+            (ParameterColumn.UPDATES, finite),
+            (ParameterColumn.MOVED, finite & (update > 0)),
+        ):
+            known[:, column] += more
         known[:, ParameterColumn.RATIO_MAX] = torch.maximum(known[:, ParameterColumn.RATIO_MAX], ratio)
-        known[:, ParameterColumn.UPDATES] += finite
-        known[:, ParameterColumn.MOVED] += finite & (update > 0)
         last = slice(ParameterColumn.WEIGHT_NORM, ParameterColumn.WEIGHT_RMS + 1)
         known[:, last] = torch.where(finite[:, None], updates[1:].T, known[:, last])
         rows[indices] = known
@@ -273,13 +276,16 @@ def summarize(values: Tensor, moments: bool = False) -> Tensor:
     shift = deviation.sum(dtype=dtype)
     spread = torch.linalg.vector_norm(deviation, dtype=dtype)
     by = shift / safe_count  # how far the mean is above the pivot
-    row[Column.COUNT] = count
-    row[Column.MEAN] = pivot.to(dtype) + by
-    row[Column.M2] = (spread * spread - by * shift).clamp(min=0)
-    row[Column.MIN] = torch.where(finite, x, math.inf).amin()
-    row[Column.MAX] = torch.where(finite, x, -math.inf).amax()
-    row[Column.ZEROS] = (x == 0).sum(dtype=dtype)
-    row[Column.NONFINITE] = values.numel() - count
+    for column, found in (
+        (Column.COUNT, count),
+        (Column.MEAN, pivot.to(dtype) + by),
+        (Column.M2, (spread * spread - by * shift).clamp(min=0)),
+        (Column.MIN, torch.where(finite, x, math.inf).amin()),
+        (Column.MAX, torch.where(finite, x, -math.inf).amax()),
+        (Column.ZEROS, (x == 0).sum(dtype=dtype)),
+        (Column.NONFINITE, values.numel() - count),
+    ):
+        row[column] = found
     row[Column.NORM : Column.NORM_MAX + 1] = torch.linalg.vector_norm(kept, dtype=dtype)
     if moments:
         row[Column.MOMENT_COUNT : Column.MOMENT_M2 + 1] = row[Column.COUNT : Column.M2 + 1]
