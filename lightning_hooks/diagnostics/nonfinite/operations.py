@@ -118,8 +118,11 @@ def _of_points(step: BadStep, name: str) -> Explanation | None:
     if found in ("negative", "beyond", "outside"):
         why += f" (they go from {argument.low:.3g} to {argument.high:.3g})"
     if failure.phase == "backward":
-        left_out = "; the gradient is not finite even where torch.where or a mask leaves the value out"
-        why += ", where its slope is infinite" if found in points.slope else left_out
+        why += (
+            ", where its slope is infinite"
+            if found in points.slope
+            else "; the gradient is not finite even where torch.where or a mask leaves the value out"
+        )
     signed = name == "div" and argument.counts.get("negative")
     code = "x / torch.where(y.abs() < 1e-8, 1e-8, y)" if signed else points.code.format(name)
     remedies = [_replaced(failure, code)]
@@ -163,8 +166,12 @@ def _of_rows(step: BadStep, name: str) -> Explanation | None:
     if not settings.get("empty"):
         return None
     why = f"{_counted(settings['empty'], settings['slices'], 'rows')} -inf throughout"
-    code = "scores.masked_fill(mask, torch.finfo(scores.dtype).min)"
-    lowest = _replaced(failure, code, f"-inf before the {name}", "the lowest finite number")
+    lowest = _replaced(
+        failure,
+        code="scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
+        what=f"-inf before the {name}",
+        to="the lowest finite number",
+    )
     if settings.get("queries"):
         keys = _replaced(failure, "mask[:, None, :]", "the mask", "one of keys")
         return Explanation(
@@ -228,8 +235,11 @@ def _of_normalisation(step: BadStep, _: str) -> Explanation | None:
     place = step.failure.place
     if place.settings.get("eps") != 0 or not place.module:
         return None
-    remedy = Remedy("set", f"{place.module}.eps", 0.0, 1e-5, "", "a finite loss", 1)
-    return Explanation("equal values", "Values that it normalises are equal, and its eps is 0.", (remedy,))
+    return Explanation(
+        of="equal values",
+        why="Values that it normalises are equal, and its eps is 0.",
+        remedies=(Remedy("set", f"{place.module}.eps", 0.0, 1e-5, "", "a finite loss", 1),),
+    )
 
 
 def _of_nothing(step: BadStep, _: str) -> Explanation | None:

@@ -186,8 +186,14 @@ def codebook_stats(row: Sequence[float]) -> CodebookStats:
     counts = row[CHOSEN:]
     size, codes = len(counts), sum(counts)
     shares = [count / codes if codes else 0.0 for count in counts]
-    used = size - shares.count(0.0)
-    return CodebookStats(int(row[RouterColumn.CALLS]), int(codes), size, used / size, math.exp(_entropy(shares)), max(shares))
+    return CodebookStats(
+        calls=int(row[RouterColumn.CALLS]),
+        codes=int(codes),
+        size=size,
+        usage=(size - shares.count(0.0)) / size,
+        perplexity=math.exp(_entropy(shares)),
+        max_share=max(shares),
+    )
 
 
 def _entropy(shares: Sequence[float]) -> float:
