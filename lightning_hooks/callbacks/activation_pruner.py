@@ -205,8 +205,7 @@ class ActivationPruner(EvaluatedCallback):
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self._resumes = True
-        self._masks = {name: mask.bool() for name, mask in state_dict["masks"].items()}
+        self._resumes, self._masks = True, {name: mask.bool() for name, mask in state_dict["masks"].items()}
 
     @property
     @override

@@ -134,13 +134,12 @@ class FeatureExtractor(HookedCallback):
     def _batch_start(
         self, stage: Stage, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        store = self._store
         self.gate.stop()
-        if store is None or self._disabled or stage != self.stage or batch_idx % self.every_n_steps:
+        if self._store is None or self._disabled or stage != self.stage or batch_idx % self.every_n_steps:
             return
         self._suspension.restore()
         try:
-            self.gate.start(store.start(batch))
+            self.gate.start(self._store.start(batch))
         except Exception as error:
             if self._first:
                 raise

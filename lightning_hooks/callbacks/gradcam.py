@@ -175,8 +175,7 @@ class GradCAM(FixedSampleCallback):
         maps = maps.reshape(len(maps), -1, maps.shape[-1])  # a signal: one line
         pictures = None
         if report.images is not None and len(report.images) == len(maps):
-            maps = resize(maps, report.images.shape[2:])
-            pictures = as_images(array_of(report.images))
+            maps, pictures = resize(maps, report.images.shape[2:]), as_images(array_of(report.images))
         classes = ["score"] * len(maps) if report.classes is None else [f"class {label}" for label in report.classes.tolist()]
         names = [f"{label} {score:.3g}" for label, score in zip(classes, report.scores.tolist(), strict=True)]
         chosen = "the predicted class" if self.target is None else "the class" if report.classes is not None else "the score"

@@ -102,8 +102,7 @@ class CallObserver:
 
     def __init__(self, root: nn.Module, record: Callable[..., None], wanted: Callable[[str], bool]) -> None:
         self._root, self._record, self._wanted = root, record, wanted
-        self._mode = _Mode(self._shown)
-        self.left = _Leave(self)
+        self._mode, self.left = _Mode(self._shown), _Leave(self)
         self.callers = {name: module for name, module in named_sites(root) if name and may_call(module)}
         self.compiled = modules_with_compiled_calls({"": root, **self.callers})
         self._hooks: dict[tuple[str, bool], _ForwardHooks] = {}

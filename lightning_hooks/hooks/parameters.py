@@ -30,9 +30,12 @@ def check_parameter_selector(parameters: object) -> None:
         TypeError: If it is neither a pattern, a sequence of patterns, nor a predicate.
         ValueError: If it is empty.
     """
-    expected = "parameters must be a glob pattern on parameter names (str), several of these, or a predicate of (name, parameter)"
     if isinstance(parameters, type) or not callable(parameters):
-        check_entries(parameters, expected, lambda entry: isinstance(entry, str))
+        check_entries(
+            parameters,
+            "parameters must be a glob pattern on parameter names (str), several of these, or a predicate of (name, parameter)",
+            lambda entry: isinstance(entry, str),
+        )
 
 
 def select_parameters(root: nn.Module, parameters: ParameterSelector) -> list[tuple[str, nn.Parameter]]:

@@ -167,9 +167,9 @@ class LightningHost(TrainerReference, Host):
     def epoch_ends(self) -> bool:
         """Whether the training batch that ends now is the epoch's last."""
         trainer = self._trainer()
-        if trainer is None:
-            return False
-        return bool(trainer.is_last_batch or trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step)
+        return trainer is not None and bool(
+            trainer.is_last_batch or trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step
+        )
 
     @property
     @override

@@ -41,8 +41,7 @@ class LoopEvents:
 
     def __init__(self, session: Session, host: PlainHost, ends_at_step: bool = False) -> None:
         self.session, self._host, self._ends_at_step = session, host, ends_at_step
-        self._hooks = HookManager()
-        self._mode = BackwardMode(self._backward)
+        self._hooks, self._mode = HookManager(), BackwardMode(self._backward)
         self._mode_on = self._in_backward = self._trained = self._warned = self._compared = False
         self._open = self.ran = False  # whether a batch is under way, and whether run() was called for it
         self._forwards: list[ExitStack] = []  # of the model, those under way

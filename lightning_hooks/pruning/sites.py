@@ -97,9 +97,8 @@ class PruningReport(PlainReport):
     def summary_lines(self) -> list[str]:
         """What the terminal shows."""
         rows = [(name, site.units, site.masked, site.threshold, site.activity) for name, site in self.sites.items()]
-        of_all = f"{self.sparsity:.0%} of the units are masked (target: {self.target:.0%})"
         return [
-            f"Pruning, epoch {self.epoch}: {of_all}.",
+            f"Pruning, epoch {self.epoch}: {self.sparsity:.0%} of the units are masked (target: {self.target:.0%}).",
             Table(("module", "units", "masked", "threshold", "activity of the others"), rows),
         ]
 
@@ -160,8 +159,7 @@ class UnitSite(Listener):
                 self.activity = Activity(torch.zeros(sums.shape, dtype=row_dtype(sums.device), device=sums.device), 0)
             self.activity.sums += sums
             self.activity.count += count
-        shape = [1] * output.dim()
-        shape[dim] = -1
+        shape = (-1, *[1] * (output.dim() - 1 - dim))  # from the dimension of the units on
         return None if self.dropped is None else output.masked_fill(self.dropped.to(output.device).view(shape), 0.0)
 
     def _dim_in(self, output: Tensor) -> int:

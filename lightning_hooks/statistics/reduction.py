@@ -271,8 +271,7 @@ def _merging(spans: Spans, packed: Tensor, among: TableIndex, windows: bool = Fa
     if REST in lengths:
         lengths[lengths.index(REST)] += packed.shape[-1] - sum(lengths)
     ways = [span.over_windows if windows and span.over_windows else span.over_ranks for span in spans]
-    parts = zip(ways, torch.split(packed, lengths, -1), strict=True)
-    merged = yield from together([merge(part, among) for merge, part in parts])
+    merged = yield from together([merge(part, among) for merge, part in zip(ways, torch.split(packed, lengths, -1), strict=True)])
     return torch.cat(merged, -1)
 
 

@@ -65,9 +65,8 @@ class Clock:
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        device = torch.device(device)
         self.batch = 0
-        self.tensor = torch.zeros((), dtype=row_dtype(device), device=device)
+        self.tensor = torch.zeros((), dtype=row_dtype(torch.device(device)), device=device)
 
     def set(self, batch: int) -> None:
         """A training batch starts; ``batch`` is its index in the epoch."""

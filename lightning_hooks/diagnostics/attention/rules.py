@@ -62,8 +62,7 @@ def unscaled_scores(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
 @possible_cause("invert the mask")
 def inverted_mask(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A mask hides what it should show."""
-    sites = _last(facts).sites
-    hidden = [name for name, stats in sites.items() if stats.first_token_share < 1e-12 and stats.entropy > 1e-3]
+    hidden = [name for name, stats in _last(facts).sites.items() if stats.first_token_share < 1e-12 and stats.entropy > 1e-3]
     found.add(bool(hidden), STRONG, "no query sees the first key of any sample, where padding comes last")
     if not hidden:
         return None

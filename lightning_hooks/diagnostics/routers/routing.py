@@ -124,8 +124,7 @@ class RoutingTable(RowTable):
     columns = RouterColumn
 
     def __init__(self, sites: Sequence[tuple[str, int, int]], device: torch.device | str = "cpu") -> None:
-        self._sites = tuple(sites)
-        self.more = max(size for _, size, _ in sites)
+        self._sites, self.more = tuple(sites), max(size for _, size, _ in sites)
         super().__init__(len(sites), device)
 
     def record(self, index: int, output: Any) -> None:

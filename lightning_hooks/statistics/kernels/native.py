@@ -173,8 +173,7 @@ class NativeKernels(HostKernels):
 
     @override
     def sample(self, tensors: Sequence[Tensor], strides: tuple[int, ...]) -> Any:
-        located = self._locate(tensors)
-        dtype = tensors[0].dtype
+        located, dtype = self._locate(tensors), tensors[0].dtype
         if located is None or dtype not in (torch.float32, torch.float64):
             return super().sample(tensors, strides)
         counts = array("q", [-(-size // stride) for size, stride in zip(located.sizes, strides, strict=True)])

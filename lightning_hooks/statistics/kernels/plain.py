@@ -139,8 +139,7 @@ class Kernels:
         if units.fired is not None:
             others = [dim for dim in range(values.dim()) if dim != units.dim]
             values = _computed(values)
-            peak = values.amax(dim=others) if others else values.reshape(-1)
-            units.fired.logical_or_(peak != 0)
+            units.fired.logical_or_((values.amax(dim=others) if others else values.reshape(-1)) != 0)
 
     def norms(self, tensors: Sequence[Tensor], zeros: bool = False, addresses: Sequence[int] | None = None) -> Norms:
         """L2 norms of tensors, and how many of their elements are zero if that is asked for.
@@ -150,8 +149,7 @@ class Kernels:
             zeros: Whether to count zeros; of a complex element both parts must be zero.
             addresses: What :func:`~.addresses_of` says of them; None where that has not been asked.
         """
-        known = addresses is not None and 0 not in addresses
-        plain = [*map(Tensor.detach, tensors)] if known else all_values(tensors)
+        plain = [*map(Tensor.detach, tensors)] if addresses is not None and 0 not in addresses else all_values(tensors)
         plain = [values if values.itemsize > 1 else values.float() for values in plain]
         real = [*map(as_real, plain)] if any(map(torch.is_complex, plain)) else plain
         # On the CPU in float64, where squares neither overflow nor vanish. The multi-tensor norm is what clip_grad_norm_ itself
