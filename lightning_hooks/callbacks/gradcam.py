@@ -169,10 +169,9 @@ class GradCAM(FixedSampleCallback):
 
     @override
     def figures(self, report: CamReport) -> dict[str, Figure]:
-        maps = report.maps
-        if maps.dim() == 4:  # a volume: its middle slice
-            maps = maps[:, maps.shape[1] // 2]
-        maps = maps.reshape(len(maps), -1, maps.shape[-1])  # a signal: one line
+        # Of a volume its middle slice; of a signal one line.
+        maps = report.maps[:, report.maps.shape[1] // 2] if report.maps.dim() == 4 else report.maps
+        maps = maps.reshape(len(maps), -1, maps.shape[-1])
         pictures = None
         if report.images is not None and len(report.images) == len(maps):
             maps, pictures = resize(maps, report.images.shape[2:]), as_images(array_of(report.images))

@@ -192,8 +192,9 @@ def unused_parts(
     parts = {parameter: _largest(parameter, training) for parameter in without}
     reasons: dict[str, str] = {}
     for part in set(parts.values()):
-        runs = _runs_blocks(part, modules, [site for site in called if site in recording])
-        runs = runs or any(f"{site}.".startswith(f"{part}.") for site in body)
+        runs = _runs_blocks(part, modules, [site for site in called if site in recording]) or any(
+            f"{site}.".startswith(f"{part}.") for site in body
+        )
         unused = "" if runs else _by_library(part, modules)
         reasons[part] = unused or _copy_of(part, modules, training) or _small_part(part, sizes, called)
     return {parameter: reasons[part] for parameter, part in parts.items() if reasons[part]}

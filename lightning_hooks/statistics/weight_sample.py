@@ -177,8 +177,7 @@ def whole_where_partial(tensor: Tensor) -> Tensor:
     from torch.distributed.tensor import Replicate
 
     wanted = [Replicate() if placement.is_partial() else placement for placement in placements]
-    redistributed: Tensor = tensor.redistribute(placements=wanted)  # type: ignore[attr-defined]  # a DTensor's
-    return redistributed
+    return tensor.redistribute(placements=wanted)  # type: ignore[attr-defined, no-any-return]  # a DTensor's
 
 
 class Shards:

@@ -53,9 +53,7 @@ def noisy_gradient(gradient: Tensor, std: float, key: str, loss_scale: Tensor | 
     )
     wide = gradient.dtype if gradient.dtype in (torch.float32, torch.float64) else torch.float32
     noise = torch.randn(gradient.shape, generator=generator, device=gradient.device, dtype=wide) * std
-    if loss_scale is not None:
-        noise = noise * loss_scale.to(gradient.device, wide)
-    return gradient + noise.to(gradient.dtype)
+    return gradient + (noise if loss_scale is None else noise * loss_scale.to(gradient.device, wide)).to(gradient.dtype)
 
 
 def apply_function(

@@ -200,9 +200,7 @@ def _summary(scores: Tensor, keys: Tensor, top: Tensor, finite: Tensor | None) -
     highest = scores.amax(-1, keepdim=True)  # NaN where any is
     masked = (keys == 0) & ~torch.isnan(top)
     sound = torch.isfinite(highest[..., 0]) & torch.isfinite(top) & ~masked
-    nonfinite = ~(sound | masked)
-    if finite is not None:
-        nonfinite = nonfinite | ~finite
+    nonfinite = ~(sound | masked) if finite is None else ~((sound | masked) & finite)
     below = scores.sub_(highest).clamp_(min=NEGLIGIBLE)
     shares = below.exp()
     total = shares.sum(-1)

@@ -181,8 +181,9 @@ class Kernels:
         norms = norms.to(row_dtype(norms.device)).view(2, -1)
         taken_of = [part.numel() for part in then]
         whole = [math.sqrt(tensor.numel() / count) for tensor, count in zip(tensors, taken_of, strict=True)]
-        factors = torch.tensor((whole, [1 / math.sqrt(count) for count in taken_of]), dtype=norms.dtype)
-        factors = factors.to(norms.device, non_blocking=True)
+        factors = torch.tensor((whole, [1 / math.sqrt(count) for count in taken_of]), dtype=norms.dtype).to(
+            norms.device, non_blocking=True
+        )
         return torch.cat((norms * factors[0], norms[1:] * factors[1]))
 
     def enter(
