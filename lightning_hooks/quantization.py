@@ -253,8 +253,9 @@ class RangeTable:
         found = yield torch.stack((-ends[:, ::2], ends[:, 1::2]))
         joint = torch.stack((-found[0], found[1]), -1)  # seen and average
         if histograms.shape[1]:
-            lines = zip(histograms.float(), ends[:, _SEEN].float(), joint[:, 0].float(), strict=True)
-            histograms = torch.stack([moved(*line) for line in lines])
+            histograms = torch.stack(
+                [moved(*line) for line in zip(histograms.float(), ends[:, _SEEN].float(), joint[:, 0].float(), strict=True)]
+            )
         called = torch.isfinite(ends[:, _AVERAGE])
         known = yield torch.cat((counters, torch.where(called, ends[:, _AVERAGE], 0), called, histograms), 1)
         yield own.new_empty(0)

@@ -291,8 +291,13 @@ def join(parts: Sequence[Collected], ranks: Sequence[int], on_fault: Callable[[s
         known = [features[name] for features in of_sites if name in features]
         shapes = {tuple(values.shape[1:]) for values in known}
         if len(shapes) > 1:
-            shown = ", ".join(map(str, sorted(shapes)))
-            on_fault(name, ValueError(f"ranks have features of different shapes per sample, {shown}; pool them (pool='mean')"))
+            on_fault(
+                name,
+                ValueError(
+                    f"ranks have features of different shapes per sample, {', '.join(map(str, sorted(shapes)))}; pool them "
+                    "(pool='mean')"
+                ),
+            )
         else:
             nothing = repeat(known[0].new_full(known[0].shape[1:], torch.nan))
             sites[name] = torch.stack(in_order([features.get(name, nothing) for features in of_sites]))

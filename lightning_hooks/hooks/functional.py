@@ -68,16 +68,14 @@ class _Mode(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling():  # a function of the user's own: its graph stays as it is
-            return function(*args, **kwargs)
-        if function in KNOWN:
-            output = function(*args, **kwargs)
-            self._show(function, args, kwargs, output)
-            return output
-        if function is F.multi_head_attention_forward:
+        shows = not torch.compiler.is_compiling()  # else a function of the user's own: its graph stays as it is
+        if shows and function is F.multi_head_attention_forward:
             with shown(_INSIDE, self._show):
                 return function(*args, **kwargs)
-        return function(*args, **kwargs)
+        output = function(*args, **kwargs)
+        if shows and function in KNOWN:
+            self._show(function, args, kwargs, output)
+        return output
 
 
 class CallObserver:

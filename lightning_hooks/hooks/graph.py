@@ -55,9 +55,8 @@ def viewed_from_last(tensor: Tensor) -> bool:
     """Whether the second dimension of a tensor is, by its size, the last one of the tensor that it is a view of, in its order."""
     node = tensor.grad_fn
     sizes: Sequence[int] = getattr(node, "_saved_self_sym_sizes", ()) if "View" in type(node).__name__ else ()
-    if tensor.dim() < 3 or len(sizes) < 3 or sizes[0] != len(tensor):
-        return False
-    return bool(sizes[-1] == tensor.shape[1] != sizes[1] and tensor.numel() > tensor.shape[0] * tensor.shape[1])
+    known = tensor.dim() >= 3 and len(sizes) >= 3 and sizes[0] == len(tensor)
+    return bool(known and sizes[-1] == tensor.shape[1] != sizes[1] and tensor.numel() > tensor.shape[0] * tensor.shape[1])
 
 
 def aligns(loss: Tensor) -> bool:

@@ -293,8 +293,9 @@ def _matches(entry: str | type[nn.Module], name: str, module: nn.Module) -> bool
 def _type_names(kind: type[nn.Module]) -> set[str]:
     """The full names of a type and its base classes, as configuration files write them."""
     bases = kind.__mro__[: kind.__mro__.index(nn.Module)]
-    written = {f"{base.__module__}.{base.__qualname__}" for base in bases}
-    return written | {f"torch.nn.{base.__qualname__}" for base in bases if base.__module__.startswith("torch.nn.modules.")}
+    return {f"{base.__module__}.{base.__qualname__}" for base in bases} | {
+        f"torch.nn.{base.__qualname__}" for base in bases if base.__module__.startswith("torch.nn.modules.")
+    }
 
 
 def _no_match(entry: str | type[nn.Module], root: nn.Module, named: list[tuple[str, nn.Module]]) -> str:

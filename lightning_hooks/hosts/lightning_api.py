@@ -23,8 +23,7 @@ from lightning_hooks.trackers import Trackers
 
 def callbacks_of(trainer: Trainer) -> list[Any]:
     """The callbacks of a trainer, in their order."""
-    found: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by one of the trainer's connectors
-    return found
+    return trainer.callbacks  # type: ignore[attr-defined, no-any-return]  # set by one of the trainer's connectors
 
 
 def log_step(trainer: Trainer) -> int:
@@ -171,8 +170,7 @@ def unreadable_shards(trainer: Trainer, pl_module: LightningModule) -> str:
     sharded = is_sharded(trainer, pl_module)
     if sharded not in ("ModelParallelStrategy", _DTENSORS) or not torch.distributed.is_initialized():
         return sharded
-    odd = any(hasattr(parameter, "to_local") and not is_distributed(parameter) for parameter in pl_module.parameters())
-    return sharded if odd else ""
+    return sharded if any(hasattr(each, "to_local") and not is_distributed(each) for each in pl_module.parameters()) else ""
 
 
 _DTENSORS = "sharded (DTensor) parameters"

@@ -198,9 +198,14 @@ class UnitSite(Listener):
         assert self.kept is not None
         units, masked = len(self.kept), int((~self.kept).sum())
         means = torch.full((units,), math.nan) if activity is None else activity.means
-        threshold = max(means[~self.kept].tolist(), default=math.nan)
         staying = means[self.kept].tolist()
-        return PrunedUnits(units, masked, masked / units, threshold, sum(staying) / len(staying))
+        return PrunedUnits(
+            units=units,
+            masked=masked,
+            sparsity=masked / units,
+            threshold=max(means[~self.kept].tolist(), default=math.nan),
+            activity=sum(staying) / len(staying),
+        )
 
 
 class UnitSites:

@@ -103,8 +103,7 @@ def _draw(optimizer: str, reports: Sequence[ClipReport], above: canvas.Axes, bel
     bottom = np.zeros(len(x))
     for text, stat, color, hatch in OUTCOMES:
         share = np.nan_to_num(numbers[stat]) / attempted
-        label = f"{text} steps" if share.any() else ""
-        below.bar(x, share, 0.85, bottom, label=label, color=color, hatch=hatch, ec="white", lw=0.3)
+        below.bar(x, share, 0.85, bottom, label=f"{text} steps" * bool(share.any()), color=color, hatch=hatch, ec="white", lw=0.3)
         bottom += share
     taken = int(np.nansum(numbers["steps"]))
     line = f"{np.nansum(numbers['clipped_steps']) / taken:.0%} of {taken} steps clipped" if taken else "no step was taken"
