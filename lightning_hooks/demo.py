@@ -106,8 +106,11 @@ def run(folder: Path, healthy: bool = False) -> tuple[Path, list[Alert], float]:
             enable_model_summary=False,
             log_every_n_steps=10,
         )
-        loaders = DataLoader(images(2048, 0), 64, shuffle=True), DataLoader(images(512, 1), 512)
-        trainer.fit(ShapesNet(0.0 if healthy else -2.0), *loaders)
+        trainer.fit(
+            ShapesNet(0.0 if healthy else -2.0),
+            DataLoader(images(2048, 0), 64, shuffle=True),
+            DataLoader(images(512, 1), 512),
+        )
     report = Path(tracker.log_dir) / "lightning_hooks" / "report.html"
     return report, [alert for alert in alerts if alert.severity != "info"], trainer.callback_metrics["val_accuracy"].item()
 

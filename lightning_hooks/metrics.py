@@ -68,8 +68,14 @@ class TensorStatistics(Statistic):
         """Return the statistics by name, without waiting for the device."""
         row, count, mean, m2 = self.row, self.row[Column.COUNT], self.row[Column.MEAN], self.row[Column.M2]
         m4, variance, seen = row[Column.MOMENT_M4], m2 / count, count + row[Column.NONFINITE]
-        found = {"mean": mean, "std": variance.sqrt(), "min": row[Column.MIN], "max": row[Column.MAX]}
-        found |= {"rms": (variance + mean * mean).sqrt(), "kurtosis": torch.where(m4 > 0, count * (m4 / m2 / m2), math.nan)}
+        found = {
+            "mean": mean,
+            "std": variance.sqrt(),
+            "min": row[Column.MIN],
+            "max": row[Column.MAX],
+            "rms": (variance + mean * mean).sqrt(),
+            "kurtosis": torch.where(m4 > 0, count * (m4 / m2 / m2), math.nan),
+        }
         found = {name: torch.where(count > 0, value, math.nan) for name, value in found.items()}
         return {**found, "zero_fraction": row[Column.ZEROS] / seen, "nonfinite_fraction": row[Column.NONFINITE] / seen}
 

@@ -208,8 +208,7 @@ class RangeTable:
     @torch.no_grad()
     def add(self, index: int, output: Any) -> None:
         """Add the output of one call at site ``index``. No host sync; no tensor is kept."""
-        tensors = [plain_values(tensor) for tensor in float_tensors(output)]
-        for position, values in enumerate(tensors):
+        for position, values in enumerate([plain_values(tensor) for tensor in float_tensors(output)]):
             self._add_tensor(index, values.float().to(self.ends.device, non_blocking=True), position == 0)
 
     def _add_tensor(self, index: int, values: Tensor, new_call: bool) -> None:
@@ -254,11 +253,11 @@ class RangeTable:
         found = yield torch.stack((-ends[:, ::2], ends[:, 1::2]))
         joint = torch.stack((-found[0], found[1]), -1)  # seen and average
         if histograms.shape[1]:
-            lines = zip(histograms.float(), ends[:, _SEEN].float(), joint[:, 0].float(), strict=True)
-            histograms = torch.stack([moved(*line) for line in lines])
-        average = ends[:, _AVERAGE]
-        called = torch.isfinite(average)
-        known = yield torch.cat((counters, torch.where(called, average, 0), called, histograms), 1)
+            histograms = torch.stack(
+                [moved(*line) for line in zip(histograms.float(), ends[:, _SEEN].float(), joint[:, 0].float(), strict=True)]
+            )
+        called = torch.isfinite(ends[:, _AVERAGE])
+        known = yield torch.cat((counters, torch.where(called, ends[:, _AVERAGE], 0), called, histograms), 1)
         yield own.new_empty(0)
         counters, summed, tables, histograms = torch.split(known, [_COUNTERS, 2, 2, histograms.shape[1]], 1)
         joint[:, 1] = torch.where(tables > 0, summed / tables.clamp(min=1), joint[:, 1])

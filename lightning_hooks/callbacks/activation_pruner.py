@@ -86,8 +86,7 @@ class ActivationPruner(EvaluatedCallback):
         self.unit_dim, self.summary = unit_dim, summary
         self.report: PruningReport | None = None
         self._masks: dict[str, Tensor] = {}  # which units stay, on the host
-        self._resumes = False  # whether masks were loaded, for a fit that may follow
-        self._removed = False
+        self._resumes = self._removed = False  # whether masks were loaded, for a fit that may follow; whether they were removed
 
     @property
     def masks(self) -> dict[str, Tensor]:
@@ -145,8 +144,7 @@ class ActivationPruner(EvaluatedCallback):
         """
         if self._sites is None:
             raise RuntimeError("prune() has no measurements: call it in the block of masking(model), or let a Trainer call it.")
-        target = target_at(epoch, self.amount, self.start_epoch, self.end_epoch)
-        self.report = report = self._sites.end_epoch(epoch, step, target)
+        self.report = report = self._sites.end_epoch(epoch, step, target_at(epoch, self.amount, self.start_epoch, self.end_epoch))
         self._masks = self._sites.masks
         return report
 
@@ -197,9 +195,8 @@ class ActivationPruner(EvaluatedCallback):
 
     @override
     def install(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._removed or (trainer.state.fn == "fit" and not self._resumes):  # the sanity check of a new fit
-            return
-        if self._masks:
+        of_new_fit = trainer.state.fn == "fit" and not self._resumes  # its sanity check
+        if self._masks and not (self._removed or of_new_fit):
             self._install(pl_module, Gate())
 
     @override
@@ -208,8 +205,7 @@ class ActivationPruner(EvaluatedCallback):
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self._resumes = True
-        self._masks = {name: mask.bool() for name, mask in state_dict["masks"].items()}
+        self._resumes, self._masks = True, {name: mask.bool() for name, mask in state_dict["masks"].items()}
 
     @property
     @override

@@ -73,8 +73,7 @@ class ActivationRangeObserver(Monitor[RangeReport]):
         check_levels(dtype, scheme)
         self.method, self.dtype, self.scheme, self.percentile = method, dtype, scheme, percentile
         self._new_table = partial(RangeTable, method=method, percentile=percentile)
-        new = partial(RangeCollector, new_table=self._new_table, levels=(dtype, scheme))
-        super().__init__(settings, new)
+        super().__init__(settings, partial(RangeCollector, new_table=self._new_table, levels=(dtype, scheme)))
 
     @classmethod
     def calibrate(cls, model: nn.Module, batches: Iterable[Any], *, forward: Forward | None = None, **options: Any) -> RangeReport:

@@ -62,13 +62,8 @@ class HookedCallback(EitherPackage, ABC):
     def __init__(self, *, modules: ModuleSelector | None = None, every_n_steps: int = 1) -> None:
         super().__init__()
         check_selector(modules)
-        check_count("every_n_steps", every_n_steps, 1)
-        self.modules = modules
-        self.every_n_steps = every_n_steps
-        self.hooks = HookManager()
-        self.gate = Gate()
-        self.faults = Faults()
-        self.attached = False
+        self.modules, self.every_n_steps = modules, check_count("every_n_steps", every_n_steps, 1)
+        self.hooks, self.gate, self.faults, self.attached = HookManager(), Gate(), Faults(), False
         self._suspension = Suspension()
         self._fit: tuple[ref[Trainer], ref[LightningModule]] | None = None  # which it is attached to
         self._epoch_log = EpochLog()

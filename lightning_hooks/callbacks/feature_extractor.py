@@ -91,13 +91,9 @@ class FeatureExtractor(HookedCallback):
             safetensors_for("write")
         self.stage, self.pool, self.max_samples, self.fields = stage, pool, max_samples, dict(fields or {})
         self.folder = None if folder is None else Path(folder)
-        self.file_format = file_format
-        self.projector = projector
+        self.file_format, self.projector = file_format, projector
         self.report: ExtractedFeatures | None = None
         self._store: FeatureStore | None = None
-        self._sites: list[str] = []
-        self._warned: set[str] = set()  # sites
-        self._first, self._disabled = True, False
 
     extract = staticmethod(extract)
     """Return the outputs of selected modules for a batch, without a trainer: :func:`lightning_hooks.extraction.extract`."""
@@ -116,7 +112,7 @@ class FeatureExtractor(HookedCallback):
         sites = self.select(pl_module)
         self._store = store = FeatureStore(self.max_samples, self.fields, self._site_fault)
         self._sites = [name for name, _ in sites]
-        self._warned.clear()
+        self._warned: set[str] = set()  # sites
         self._first, self._disabled = True, False
         self.clear()
         for name, module in sites:
@@ -138,13 +134,12 @@ class FeatureExtractor(HookedCallback):
     def _batch_start(
         self, stage: Stage, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        store = self._store
         self.gate.stop()
-        if store is None or self._disabled or stage != self.stage or batch_idx % self.every_n_steps:
+        if self._store is None or self._disabled or stage != self.stage or batch_idx % self.every_n_steps:
             return
         self._suspension.restore()
         try:
-            self.gate.start(store.start(batch))
+            self.gate.start(self._store.start(batch))
         except Exception as error:
             if self._first:
                 raise
@@ -226,8 +221,8 @@ def _log_embeddings(trackers: Trackers, prefix: str, report: ExtractedFeatures) 
     for name, values in report.sites.items():
         points = values.reshape(len(values), -1).float()
         finite = points.isfinite().all(1)  # a nonfinite point would hide the others
-        shown = None if labels is None else [label for label, keep in zip(labels, finite.tolist(), strict=True) if keep]
         if finite.any():
+            shown = None if labels is None else [label for label, keep in zip(labels, finite.tolist(), strict=True) if keep]
             trackers.embedding(f"{prefix}/{name}", points[finite].numpy(), shown, report.step)
     trackers.save()
 

@@ -57,7 +57,6 @@ class FixedSampleCallback(HookedCallback):
         self.sample, self.stage, self.forward = sample, stage, forward
         self.folder = None if folder is None else Path(folder)
         self._taken: Any = None  # the sample of this fit
-        self._disabled = False
         self.report: Any = None
 
     @abstractmethod
@@ -72,8 +71,7 @@ class FixedSampleCallback(HookedCallback):
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         with style():  # raises now if matplotlib is missing
             pass
-        self.report = None
-        self._disabled = False
+        self.report, self._disabled = None, False
         if self.sample is not None:
             self._take(trainer, pl_module, self.sample)
 
@@ -244,8 +242,9 @@ class FeatureMapVisualizer(FixedSampleCallback):
     @override
     def inspect(self, pl_module: nn.Module, sample: Any, epoch: int, step: int) -> ExtractedFeatures:
         """Return the output of each call of each layer: its first tensor, and attention weights as ``<name>#weights``."""
-        sites = self._sites(pl_module)
-        calls = capture(pl_module, sample, sites, _copies, modules=self.modules, forward=self.forward, attention=True)
+        calls = capture(
+            pl_module, sample, self._sites(pl_module), _copies, modules=self.modules, forward=self.forward, attention=True
+        )
         found = to_host({f"{name}{'#weights' * index}": each for name, kept in calls.items() for index, each in enumerate(kept)})
         outputs = {
             name: values

@@ -101,10 +101,9 @@ class GradCAM(FixedSampleCallback):
         forward: Forward | None = None,
         folder: str | Path | None = None,
     ) -> None:
-        arguments = arguments_in(locals(), "module", "target", "reshape")
         if module is not None and not isinstance(module, str):
             raise TypeError(f"module must be the name of a layer, or None for the last convolution; got {module!r}.")
-        super().__init__(modules=module, **arguments)
+        super().__init__(modules=module, **arguments_in(locals(), "module", "target", "reshape"))
         check_target(target)
         check_reshape(reshape)
         self.module, self.target, self.reshape = module, target, reshape
@@ -170,14 +169,12 @@ class GradCAM(FixedSampleCallback):
 
     @override
     def figures(self, report: CamReport) -> dict[str, Figure]:
-        maps = report.maps
-        if maps.dim() == 4:  # a volume: its middle slice
-            maps = maps[:, maps.shape[1] // 2]
-        maps = maps.reshape(len(maps), -1, maps.shape[-1])  # a signal: one line
+        # Of a volume its middle slice; of a signal one line.
+        maps = report.maps[:, report.maps.shape[1] // 2] if report.maps.dim() == 4 else report.maps
+        maps = maps.reshape(len(maps), -1, maps.shape[-1])
         pictures = None
         if report.images is not None and len(report.images) == len(maps):
-            maps = resize(maps, report.images.shape[2:])
-            pictures = as_images(array_of(report.images))
+            maps, pictures = resize(maps, report.images.shape[2:]), as_images(array_of(report.images))
         classes = ["score"] * len(maps) if report.classes is None else [f"class {label}" for label in report.classes.tolist()]
         names = [f"{label} {score:.3g}" for label, score in zip(classes, report.scores.tolist(), strict=True)]
         chosen = "the predicted class" if self.target is None else "the class" if report.classes is not None else "the score"

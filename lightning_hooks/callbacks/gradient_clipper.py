@@ -105,8 +105,7 @@ class GradientClipper(Monitor[ClipReport]):
                     f"exclude={pattern!r} matches no parameter of {type(pl_module).__name__}. Its first are {', '.join(names[:3])}."
                 )
         self._excluded = (0, set())
-        of_all = isinstance(self.policy, GlobalNorm) and not self._left_alone()
-        collector.limit = self.policy.max_norm if of_all else None
+        collector.limit = self.policy.max_norm if isinstance(self.policy, GlobalNorm) and not self._left_alone() else None
         self._state = {name: self._new_state(name) for name in self.member.context.steps.optimizer_names}
         self._loaded = {}
         self._hooks.remove_all()
@@ -176,8 +175,7 @@ class GradientClipper(Monitor[ClipReport]):
     def _new_state(self, optimizer: str) -> dict[str, Tensor]:
         """The policy's state before the first step, or as it was loaded."""
         device, loaded = self.member.context.host.setup.device, self._loaded.get(optimizer, {})
-        fresh: dict[str, Tensor] = self.policy.initial(device, row_dtype(device))
-        return {key: loaded.get(key, value).to(value) for key, value in fresh.items()}
+        return {key: loaded.get(key, value).to(value) for key, value in self.policy.initial(device, row_dtype(device)).items()}
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -126,8 +126,7 @@ class GradientTransform(HookedCallback):
             >>> layer.weight.grad
             tensor([[0.5000, 0.5000]])
         """
-        hooks = HookManager()
-        with hooks.all_or_nothing():
+        with HookManager().all_or_nothing() as hooks:
             self._hook(model, hooks, rank=0)
             self.set_epoch(epoch)
         self._state.active = True
@@ -135,8 +134,7 @@ class GradientTransform(HookedCallback):
 
     def set_epoch(self, epoch: int) -> None:
         """Start an epoch, in plain PyTorch."""
-        self._state.factor = self.factor_at(epoch)
-        self._state.step = str(epoch)
+        self._state.factor, self._state.step = self.factor_at(epoch), str(epoch)
 
     def _hook(self, model: nn.Module, hooks: HookManager, rank: int) -> None:
         self._state = state = GradientState(self.transform, self.seed, needs_factor=self._schedule is not None)

@@ -65,17 +65,15 @@ class HookDebugger(HookedCallback):
         show: bool = True,
     ) -> None:
         super().__init__(modules=modules)
-        found = [check_count("steps", step, least=0) for step in (steps if isinstance(steps, Sequence) else [steps])]
+        self.steps = [check_count("steps", step, least=0) for step in (steps if isinstance(steps, Sequence) else [steps])]
         if break_when is not None and not callable(break_when) and break_when != "nonfinite":
             raise ValueError(f"break_when must be a function of a Call, or 'nonfinite'; got {break_when!r}.")
         check_choice("on_break", on_break, ("debugger", "raise"))
         check_bools(statistics=statistics, show=show)
-        self.steps, self.statistics, self.show = found, statistics, show
-        self.break_when, self.on_break = break_when, on_break
+        self.statistics, self.show, self.break_when, self.on_break = statistics, show, break_when, on_break
         self.trace: Trace | None = None
         self._tracer: Tracer | None = None
-        self._batch = 0
-        self._title = ""
+        self._batch, self._title = 0, ""
 
     def _hook(self, model: nn.Module, hooks: HookManager, gate: Gate | None) -> Tracer:
         every: ModuleSelector = lambda _, module: can_be_called(module) and not is_metric(module)  # noqa: E731
@@ -122,8 +120,7 @@ class HookDebugger(HookedCallback):
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._batch = 0
-        self.trace = None
+        self._batch, self.trace = 0, None
         self._hook(pl_module, self.hooks, self.gate)
 
     @override

@@ -110,12 +110,15 @@ class InputNormalizer(EvaluatedCallback):
     @property
     def statistics(self) -> dict[str, InputStatistics]:
         """Module name to the statistics of its input; empty before the first batch."""
-        found = {}
-        for name, site in self._of.items():
-            if site.mean is not None and site.std is not None:
-                count = () if site.moments is None else tuple(map(int, site.moments[0].tolist()))
-                found[name] = InputStatistics(tuple(site.mean.tolist()), tuple(site.std.tolist()), count)
-        return found
+        return {
+            name: InputStatistics(
+                mean=tuple(site.mean.tolist()),
+                std=tuple(site.std.tolist()),
+                count=() if site.moments is None else tuple(map(int, site.moments[0].tolist())),
+            )
+            for name, site in self._of.items()
+            if site.mean is not None and site.std is not None
+        }
 
     def normalize(self, x: Tensor, module: str | None = None) -> Tensor:
         """Return ``(x - mean) / std``, as the module receives it.
@@ -161,8 +164,7 @@ class InputNormalizer(EvaluatedCallback):
             ...     print(net(torch.tensor([[3.0]])))
             tensor([[2.]])
         """
-        hooks = HookManager()
-        with hooks.all_or_nothing():
+        with HookManager().all_or_nothing() as hooks:
             self._hook(model, hooks, Gate(open=learn))
         return hooks
 

@@ -98,15 +98,13 @@ class LayerProfiler(HookedCallback):
     ) -> None:
         super().__init__(modules=modules, every_n_steps=every_n_steps)
         check_bools(summary=summary)
-        self.warmup_steps = check_count("warmup_steps", warmup_steps, least=0)
-        self.summary = summary
+        self.warmup_steps, self.summary = check_count("warmup_steps", warmup_steps, least=0), summary
         self.report: ProfileReport | None = None
         self.batches = 0
 
     @override
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        sites = profiled_modules(pl_module, self.modules)
-        self._tracer = StepTracer(sites, pl_module.device, self.warmup_steps, self.faults)
+        self._tracer = StepTracer(profiled_modules(pl_module, self.modules), pl_module.device, self.warmup_steps, self.faults)
         self._first = self.batches = 0  # the batch of this epoch that is measured first; the batches of this epoch
         self.report = None
         self._tracer.hook(self.listen)

@@ -320,7 +320,6 @@ def monitors(
         >>> trainer = Trainer(callbacks=monitors(), logger=False)
     """
     of_features, of_gradients, of_clipping = arguments_of_each(OF_TRAINING, **locals())
-    features, gradients = FeatureStatsMonitor(**of_features), GradientFlowMonitor(**of_gradients)
-    clipping = GradientClipMonitor(**of_clipping)
+    features, clipping = FeatureStatsMonitor(**of_features), GradientClipMonitor(**of_clipping)
     clipping.member.selection = features.member.selection  # so that a checkpoint distinguishes two lists
-    return [features, gradients, clipping]
+    return [features, GradientFlowMonitor(**of_gradients), clipping]

@@ -124,9 +124,8 @@ class TrainingMonitor(TrainingReports, SessionCallback):
         notify: Address | str | None = None,
         live: bool = False,
     ) -> None:
-        arguments = arguments_in(locals())
         super().__init__()
-        self.observers = TrainingMembers(**arguments)
+        self.observers = TrainingMembers(**arguments_in(locals()))
         self.outlets = self.observers.outlets
 
     @override
@@ -184,8 +183,12 @@ class MonitorsFromEnvironment(TrainingMonitor):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not before training starts: models may be built after setup.
-        others = [each for each in callbacks_of(trainer) if isinstance(each, SessionCallback) and each is not self]
-        present = {member.kind.prefix for other in others for member in other.members}
+        present = {
+            member.kind.prefix
+            for other in callbacks_of(trainer)
+            if isinstance(other, SessionCallback) and other is not self
+            for member in other.members
+        }
         session = Adapter.of(trainer).session_of(trainer, pl_module)
         for members in self.observers.groups:
             if members[0].kind.prefix in present:

@@ -25,8 +25,7 @@ def norm_factor(norm: Tensor, max_norm: Tensor | float) -> Tensor:
     Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks" (2013), with the 1e-6 of
     ``torch.nn.utils.clip_grad_norm_``, whose result it equals.
     """
-    factor: Tensor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    return torch.where(torch.isfinite(norm), factor, 1.0)
+    return torch.where(torch.isfinite(norm), (max_norm / (norm + 1e-6)).clamp(max=1.0), 1.0)
 
 
 def _limit_factor(norm: Tensor, limit: Tensor) -> Tensor:
@@ -55,8 +54,7 @@ def agc_factor(gradient: Tensor, parameter: Tensor, clipping: float, eps: float)
     """
     allowed = clipping * unit_norms(parameter.detach()).clamp(min=eps)
     norm = unit_norms(gradient)
-    factor = torch.where(norm > allowed, allowed / norm.clamp(min=1e-6), 1.0)
-    return torch.where(torch.isfinite(norm), factor, 1.0)
+    return torch.where(torch.isfinite(norm) & (norm > allowed), allowed / norm.clamp(min=1e-6), 1.0)
 
 
 class ClipPolicy:

@@ -88,11 +88,9 @@ def tally(before: Tensor, after: Tensor, taken: Tensor) -> Tensor:
     Returns:
         The tally, shape ``(n_clip_columns + n,)``.
     """
-    before_total = torch.linalg.vector_norm(before, dim=1)
-    after_total = torch.linalg.vector_norm(after, dim=1)
+    before_total, after_total = (torch.linalg.vector_norm(norms, dim=1) for norms in (before, after))
     finite = taken & torch.isfinite(before_total) & torch.isfinite(after_total)
-    before_kept = torch.where(finite, before_total, 0)
-    after_kept = torch.where(finite, after_total, 0)
+    before_kept, after_kept = (torch.where(finite, total, 0) for total in (before_total, after_total))
     clipped = finite & (after < before * (1 - EVENT_TOLERANCE)).any(1)
     rated = before_kept > 0
     coefficient = torch.where(rated, after_kept / torch.where(rated, before_kept, 1), 0)

@@ -116,8 +116,7 @@ class NormHistory:
         when = torch.tensor(batches, dtype=norms.dtype).to(norms.device, non_blocking=True)
         total = torch.linalg.vector_norm(norms, dim=1)
         finite = taken & torch.isfinite(total)
-        known = torch.where(finite, total, math.nan)
-        series = torch.cat((self.recent, known))
+        series = torch.cat((self.recent, torch.where(finite, total, math.nan)))
         before = series.unfold(0, WINDOW, 1)[:steps]  # (k, WINDOW): the steps before each
         counted = torch.isfinite(before)
         count = counted.sum(1)
@@ -178,5 +177,10 @@ def step_events(row: Sequence[float], names: Sequence[str], unzeroed: int = 0, w
     if math.isfinite(of["BAD_BATCH"]):
         ends = dict.fromkeys((int(of["BAD_FIRST"]), int(of["BAD_LAST"])))
         found |= {"first_nonfinite_batch": int(of["BAD_BATCH"]), "first_nonfinite_parameters": tuple(names[end] for end in ends)}
-    share = of["BAD_COUNT"] / max(of["BAD_OF"], 1.0)
-    return StepEvents(**found, nonfinite_share=share, unzeroed_steps=unzeroed, wasted_clips=wasted, discarded_batches=discarded)
+    return StepEvents(
+        **found,
+        nonfinite_share=of["BAD_COUNT"] / max(of["BAD_OF"], 1.0),
+        unzeroed_steps=unzeroed,
+        wasted_clips=wasted,
+        discarded_batches=discarded,
+    )

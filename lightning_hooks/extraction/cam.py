@@ -72,7 +72,10 @@ def grad_cam(
                 f"the score does not depend on the output of {name!r}, or forward cuts the gradient between them (no_grad, "
                 "detach). Choose a layer that the score depends on."
             )
-        maps = _weighted(values.detach(), gradient, layer, reshape).clamp(min=0)
+        # In float32 at least: half precision loses the sum of many small gradients.
+        exact = torch.promote_types(values.dtype, torch.float32)
+        values, gradient = (spatial(tensor, layer, reshape).to(exact) for tensor in (values.detach(), gradient))
+        maps = (gradient.mean(dim=tuple(range(2, gradient.dim())), keepdim=True) * values).sum(1).clamp(min=0)
     return maps if size is None else resize(maps, size), scores.detach(), classes
 
 
@@ -162,13 +165,6 @@ def _logits(output: Any) -> Tensor:
             "Give target= as a function of the output that returns one score per sample."
         )
     return found[0]
-
-
-def _weighted(values: Tensor, gradient: Tensor, layer: nn.Module, reshape: Reshape) -> Tensor:
-    # In float32 at least: half precision loses the sum of many small gradients.
-    exact = torch.promote_types(values.dtype, torch.float32)
-    values, gradient = (spatial(tensor, layer, reshape).to(exact) for tensor in (values, gradient))
-    return (gradient.mean(dim=tuple(range(2, gradient.dim())), keepdim=True) * values).sum(1)
 
 
 def spatial(values: Tensor, layer: nn.Module, reshape: Reshape = None) -> Tensor:

@@ -69,8 +69,7 @@ class ExtractedFeatures:
         # Written under another name first: a reader never finds an incomplete file.
         partial = path.with_name(f".{path.name}.partial")
         if kind == "npz":
-            wide = {name: values.float() for name, values in tensors.items() if values.dtype == torch.bfloat16}
-            arrays = {name: values.numpy() for name, values in (tensors | wide).items()}
+            arrays = {name: (x.float() if x.dtype == torch.bfloat16 else x).numpy() for name, x in tensors.items()}
             with partial.open("wb") as file:
                 np.savez_compressed(file, json=np.array(rest), **arrays)  # type: ignore[arg-type]  # names are free
         else:
@@ -87,7 +86,6 @@ class ExtractedFeatures:
             ImportError: If it is a safetensors file and safetensors is not installed.
         """
         path = Path(path)
-        tensors: dict[str, Tensor]
         if _kind(path) == "npz":
             with np.load(path, allow_pickle=False) as file:
                 rest = json.loads(str(file["json"]))
@@ -293,8 +291,13 @@ def join(parts: Sequence[Collected], ranks: Sequence[int], on_fault: Callable[[s
         known = [features[name] for features in of_sites if name in features]
         shapes = {tuple(values.shape[1:]) for values in known}
         if len(shapes) > 1:
-            shown = ", ".join(map(str, sorted(shapes)))
-            on_fault(name, ValueError(f"ranks have features of different shapes per sample, {shown}; pool them (pool='mean')"))
+            on_fault(
+                name,
+                ValueError(
+                    f"ranks have features of different shapes per sample, {', '.join(map(str, sorted(shapes)))}; pool them "
+                    "(pool='mean')"
+                ),
+            )
         else:
             nothing = repeat(known[0].new_full(known[0].shape[1:], torch.nan))
             sites[name] = torch.stack(in_order([features.get(name, nothing) for features in of_sites]))

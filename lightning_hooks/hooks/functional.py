@@ -68,16 +68,14 @@ class _Mode(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling():  # a function of the user's own: its graph stays as it is
-            return function(*args, **kwargs)
-        if function in KNOWN:
-            output = function(*args, **kwargs)
-            self._show(function, args, kwargs, output)
-            return output
-        if function is F.multi_head_attention_forward:
+        shows = not torch.compiler.is_compiling()  # else a function of the user's own: its graph stays as it is
+        if shows and function is F.multi_head_attention_forward:
             with shown(_INSIDE, self._show):
                 return function(*args, **kwargs)
-        return function(*args, **kwargs)
+        output = function(*args, **kwargs)
+        if shows and function in KNOWN:
+            self._show(function, args, kwargs, output)
+        return output
 
 
 class CallObserver:
@@ -102,8 +100,7 @@ class CallObserver:
 
     def __init__(self, root: nn.Module, record: Callable[..., None], wanted: Callable[[str], bool]) -> None:
         self._root, self._record, self._wanted = root, record, wanted
-        self._mode = _Mode(self._shown)
-        self.left = _Leave(self)
+        self._mode, self.left = _Mode(self._shown), _Leave(self)
         self.callers = {name: module for name, module in named_sites(root) if name and may_call(module)}
         self.compiled = modules_with_compiled_calls({"": root, **self.callers})
         self._hooks: dict[tuple[str, bool], _ForwardHooks] = {}
@@ -112,8 +109,7 @@ class CallObserver:
         self._hooked: list[_ForwardHooks] = []
         self._frames: list[_Frame] = []
         self._seen_in: frozenset[str] | None = frozenset()
-        self._thread = 0
-        self.seen = False
+        self._thread, self.seen = 0, False
 
     def start(self, seen_in: Collection[str] | None = None) -> None:
         """A batch starts.

@@ -17,6 +17,7 @@ from lightning_hooks.hooks.selection import can_be_called
 ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _LOSS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
 _BETWEEN_NUMBERS = ("input", "target", "size_average", "reduce", "reduction")
+_OF_EACH_NUMBER = ("relu", "sigmoid", "tanh")  # which torch has under these names, and in place
 
 KNOWN: dict[Callable[..., Any], tuple[str, tuple[str, ...]]] = {
     F.scaled_dot_product_attention: ("sdpa", ATTENTION),
@@ -51,11 +52,9 @@ KNOWN: dict[Callable[..., Any], tuple[str, tuple[str, ...]]] = {
     F.hinge_embedding_loss: ("hinge_embedding_loss", ("input", "target", "margin")),
     F.soft_margin_loss: ("soft_margin_loss", ("input", "target")),
     F.embedding: ("embedding", ("input", "weight", "padding_idx")),
+    **{getattr(owner, name): (name, ("input",)) for name in _OF_EACH_NUMBER for owner in (torch, Tensor)},
+    **{getattr(owner, f"{name}_"): (name, ("input", "inplace")) for name in _OF_EACH_NUMBER for owner in (torch, Tensor)},
 }
-for _name in ("relu", "sigmoid", "tanh"):
-    for _owner in (torch, Tensor):
-        KNOWN[getattr(_owner, _name)] = (_name, ("input",))
-        KNOWN[getattr(_owner, f"{_name}_")] = (_name, ("input", "inplace"))
 
 FUNCTIONS = tuple(dict.fromkeys(name for name, _ in KNOWN.values()))  # the names of the functions whose calls are seen
 

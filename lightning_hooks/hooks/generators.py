@@ -55,7 +55,6 @@ class GeneratorWatch:
             state = last.torch
         else:
             self._torch = now
-        own = None if self._cuda is None else torch.cuda.get_rng_state(self._cuda)
         numpy = python = None
         if "numpy" in modules:
             now = b"" if self._twister_of_numpy is None else self._twister_of_numpy.raw
@@ -70,7 +69,7 @@ class GeneratorWatch:
             else:
                 version, numbers, gauss = random.getstate()
                 python, self._python = (version, array("I", numbers), gauss), now
-        self._last = Generators(state, own, numpy, python)
+        self._last = Generators(state, None if self._cuda is None else torch.cuda.get_rng_state(self._cuda), numpy, python)
         return self._last
 
     def restore(self, states: Generators) -> None:

@@ -133,9 +133,8 @@ class Faults:
 
     def take(self) -> list[tuple[str, str]]:
         """Return the (site, error) pairs not yet reported, and mark them reported."""
-        found = [(site, self.errors[site]) for site in self.unreported]
-        self.unreported.clear()
-        return found
+        sites, self.unreported = self.unreported, []
+        return [(site, self.errors[site]) for site in sites]
 
 
 _numbers = count()

@@ -118,7 +118,9 @@ class HookManager:
     @property
     def alive(self) -> tuple[tuple[str, str], ...]:
         """The (label, kind) of each registered hook, in the order of registration."""
-        return tuple((label, kind) for label, kind, handle in self._handles if _in_place(handle))
+        # RemovableHandle has no public way to ask whether its hook is still registered; its own remove() uses this weak reference
+        # to the hook dictionary. A dead reference means that the module, tensor or optimizer no longer exists.
+        return tuple((label, kind) for label, kind, handle in self._handles if handle.id in (handle.hooks_dict_ref() or ()))
 
     def __len__(self) -> int:
         """The number of registered hooks."""
@@ -143,13 +145,6 @@ def remove_hooks(model: nn.Module, ours: Callable[[Any], bool]) -> None:
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             for number in [number for number, hook in hooks.items() if ours(hook)]:
                 del hooks[number]
-
-
-def _in_place(handle: RemovableHandle) -> bool:
-    # RemovableHandle has no public way to ask whether its hook is still registered; its own remove() uses this weak reference to
-    # the hook dictionary. A dead reference means that the module, tensor or optimizer no longer exists.
-    hooks = handle.hooks_dict_ref()
-    return hooks is not None and handle.id in hooks
 
 
 def with_hooks(
@@ -217,8 +212,7 @@ class Suspension:
     """
 
     def __init__(self) -> None:
-        self.suspended = False
-        self._resting = self._compiles = False
+        self.suspended = self._resting = self._compiles = False
         self._handler: Any = None  # of torch.compile's callbacks, once it is asked for them
         self._hooks: list[RemovableHandle] = []
         # Of each removed hook: its handle, itself, PyTorch's dictionaries of options that contained it, the numbers of the hooks

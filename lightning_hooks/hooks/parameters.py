@@ -30,9 +30,12 @@ def check_parameter_selector(parameters: object) -> None:
         TypeError: If it is neither a pattern, a sequence of patterns, nor a predicate.
         ValueError: If it is empty.
     """
-    expected = "parameters must be a glob pattern on parameter names (str), several of these, or a predicate of (name, parameter)"
     if isinstance(parameters, type) or not callable(parameters):
-        check_entries(parameters, expected, lambda entry: isinstance(entry, str))
+        check_entries(
+            parameters,
+            "parameters must be a glob pattern on parameter names (str), several of these, or a predicate of (name, parameter)",
+            lambda entry: isinstance(entry, str),
+        )
 
 
 def select_parameters(root: nn.Module, parameters: ParameterSelector) -> list[tuple[str, nn.Parameter]]:
@@ -94,13 +97,15 @@ def unregistered_modules(root: nn.Module, counts: Callable[[nn.Module], bool] | 
         The name of the attribute, such as ``net.blocks``, to the outermost modules in it.
     """
     known = {id(module) for module in root.modules()}
-    found: dict[str, list[nn.Module]] = {}
-    for name, entries in _attributes(root):
-        inside = (entry for entry in entries if isinstance(entry, nn.Module) and id(entry) not in known)
-        hidden = [module for module in inside if (own_parameters(module, root) if counts is None else counts(module))]
-        if hidden:
-            found[name] = list(dict.fromkeys(hidden))
-    return found
+    inside = (
+        (name, dict.fromkeys(entry for entry in entries if isinstance(entry, nn.Module) and id(entry) not in known))
+        for name, entries in _attributes(root)
+    )
+    hidden = (
+        (name, [module for module in modules if (own_parameters(module, root) if counts is None else counts(module))])
+        for name, modules in inside
+    )
+    return {name: modules for name, modules in hidden if modules}
 
 
 def unregistered_tensors(root: nn.Module) -> dict[str, list[Tensor]]:
@@ -114,13 +119,11 @@ def unregistered_tensors(root: nn.Module) -> dict[str, list[Tensor]]:
         ``nn.Parameter(…).float()`` is, to these. What FSDP flattens does not count.
     """
     known = {id(parameter) for parameter in root.parameters()}
-    found: dict[str, list[Tensor]] = {}
-    for name, entries in _attributes(root):
-        tensors = (leaf for entry in entries if isinstance(entry, Tensor) for leaf in _leaves(entry))
-        hidden = [tensor for tensor in tensors if id(tensor) not in known]
-        if hidden:
-            found[name] = hidden
-    return found
+    hidden = (
+        (name, [leaf for x in entries if isinstance(x, Tensor) for leaf in _leaves(x) if id(leaf) not in known])
+        for name, entries in _attributes(root)
+    )
+    return {name: tensors for name, tensors in hidden if tensors}
 
 
 def own_parameters(module: nn.Module, root: nn.Module) -> list[nn.Parameter]:
@@ -189,8 +192,9 @@ def unused_parts(
     parts = {parameter: _largest(parameter, training) for parameter in without}
     reasons: dict[str, str] = {}
     for part in set(parts.values()):
-        runs = _runs_blocks(part, modules, [site for site in called if site in recording])
-        runs = runs or any(f"{site}.".startswith(f"{part}.") for site in body)
+        runs = _runs_blocks(part, modules, [site for site in called if site in recording]) or any(
+            f"{site}.".startswith(f"{part}.") for site in body
+        )
         unused = "" if runs else _by_library(part, modules)
         reasons[part] = unused or _copy_of(part, modules, training) or _small_part(part, sizes, called)
     return {parameter: reasons[part] for parameter, part in parts.items() if reasons[part]}

@@ -293,19 +293,19 @@ def _matches(entry: str | type[nn.Module], name: str, module: nn.Module) -> bool
 def _type_names(kind: type[nn.Module]) -> set[str]:
     """The full names of a type and its base classes, as configuration files write them."""
     bases = kind.__mro__[: kind.__mro__.index(nn.Module)]
-    written = {f"{base.__module__}.{base.__qualname__}" for base in bases}
-    return written | {f"torch.nn.{base.__qualname__}" for base in bases if base.__module__.startswith("torch.nn.modules.")}
+    return {f"{base.__module__}.{base.__qualname__}" for base in bases} | {
+        f"torch.nn.{base.__qualname__}" for base in bases if base.__module__.startswith("torch.nn.modules.")
+    }
 
 
 def _no_match(entry: str | type[nn.Module], root: nn.Module, named: list[tuple[str, nn.Module]]) -> str:
     if not isinstance(entry, str):
         kinds = ", ".join(sorted({type(module).__name__ for _, module in named}))
         return f"modules={entry.__name__} matches no module of {type(root).__name__}; its modules are of type {kinds}."
-    names = [name for name, _ in named]
     jitted = [name for name, module in root.named_modules() if isinstance(module, torch.jit.ScriptModule) and fits(name, entry)]
     if jitted:
         return f"modules={entry!r} matches {jitted[0]!r}, a torch.jit module, which takes no hooks. Choose a module around it."
-    listed = ", ".join(map(repr, closest_names(entry, names)))
+    listed = ", ".join(map(repr, closest_names(entry, [name for name, _ in named])))
     return (
         f"modules={entry!r} matches no module of {type(root).__name__}. Closest names: {listed}. "
         "Patterns are globs on the names of named_modules(), such as 'encoder.*' or '*.conv?'."

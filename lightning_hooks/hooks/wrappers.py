@@ -35,8 +35,7 @@ def _callable(hook: Hook) -> Hook:
 class Meter:
     """Adds up what hooks take: ``seconds`` of host time."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    seconds: float = 0.0
 
 
 class sampled:  # noqa: N801  used as a function, like functools.partial
@@ -192,8 +191,8 @@ class guarded:  # noqa: N801
 
 def is_transformed() -> bool:
     """Whether ``torch.func`` transforms, ``torch.jit`` traces or a CUDA graph captures what runs now: what a hook computes, too."""
-    functorch = torch._C._functorch  # neither of the first two has a public name without a detour
-    if functorch.peek_interpreter_stack() is not None or torch._C._is_tracing():
+    # Neither of the first two has a public name without a detour.
+    if torch._C._functorch.peek_interpreter_stack() is not None or torch._C._is_tracing():
         return True
     return torch.cuda.is_initialized() and is_captured()  # type: ignore[no-untyped-call]
 

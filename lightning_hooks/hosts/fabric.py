@@ -36,8 +36,7 @@ class FabricLoop:
         if quiet and any(isinstance(callback, cls) for callback in callbacks):
             callbacks[callbacks.index(monitor)] = object()  # its events are a Trainer's, and fabric.call would call them
             return
-        loop = cls(monitor, fabric, quiet)
-        callbacks[callbacks.index(monitor)] = loop
+        callbacks[callbacks.index(monitor)] = loop = cls(monitor, fabric, quiet)
         loop.on_after_setup(fabric, module)
 
     def on_after_setup(self, fabric: Fabric, module: Any) -> None:
@@ -82,20 +81,18 @@ class FabricLoop:
 def _host(fabric: Fabric, model: nn.Module) -> PlainHost:
     optimizers = optimizers_of(model)
     precision: Any = fabric._precision  # there is no public name
-    setup = setup_of(
-        model,
-        device=fabric.device,
-        is_global_zero=fabric.is_global_zero,
-        automatic_optimization=len(optimizers) == 1,
-        steps_announced=False,
-        description={"precision": str(precision.precision), "accelerator": type(fabric.accelerator).__name__},
-    )
-    folder = next((folder for logger in fabric.loggers if (folder := folder_of(logger)) is not None), None)
     return PlainHost(
         model,
         optimizers,
-        setup=setup,
+        setup=setup_of(
+            model,
+            device=fabric.device,
+            is_global_zero=fabric.is_global_zero,
+            automatic_optimization=len(optimizers) == 1,
+            steps_announced=False,
+            description={"precision": str(precision.precision), "accelerator": type(fabric.accelerator).__name__},
+        ),
         loggers=fabric.loggers,
-        log_dir=folder,
+        log_dir=next((folder for logger in fabric.loggers if (folder := folder_of(logger)) is not None), None),
         scaler=getattr(precision, "scaler", None),
     )

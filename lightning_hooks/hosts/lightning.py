@@ -117,10 +117,8 @@ class LightningHost(TrainerReference, Host):
         super().__init__(trainer, of_fit)
         self._model = ref(pl_module)
         self.position: Position = self
-        self.metrics = LightningMetrics(trainer, of_fit)
-        self.console = LightningConsole(trainer, of_fit)
-        self.files = of_fit.files
-        self.again = LightningStepAgain(self)
+        self.metrics, self.console = LightningMetrics(trainer, of_fit), LightningConsole(trainer, of_fit)
+        self.files, self.again = of_fit.files, LightningStepAgain(self)
         ranks = lightning_api.world_size(trainer)
         if ranks < trainer.world_size:
             warn(
@@ -169,9 +167,9 @@ class LightningHost(TrainerReference, Host):
     def epoch_ends(self) -> bool:
         """Whether the training batch that ends now is the epoch's last."""
         trainer = self._trainer()
-        if trainer is None:
-            return False
-        return bool(trainer.is_last_batch or trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step)
+        return trainer is not None and bool(
+            trainer.is_last_batch or trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step
+        )
 
     @property
     @override
@@ -191,8 +189,7 @@ class LightningHost(TrainerReference, Host):
         trainer = self.trainer
         of_trainer = lightning_api.loss_scaler(trainer)
         scaler = of_trainer or (None if self.setup.automatic_optimization else lightning_api.own_loss_scaler(self.model))
-        unscales_in_step = of_trainer is None and scaler is not None
-        self.loss_scaling = LossScaling(trainer.accumulate_grad_batches, scaler, unscales_in_step)
+        self.loss_scaling = LossScaling(trainer.accumulate_grad_batches, scaler, of_trainer is None and scaler is not None)
 
     @override
     def gradient_changes(self) -> GradientChanges:

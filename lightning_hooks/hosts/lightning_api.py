@@ -23,8 +23,7 @@ from lightning_hooks.trackers import Trackers
 
 def callbacks_of(trainer: Trainer) -> list[Any]:
     """The callbacks of a trainer, in their order."""
-    found: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by one of the trainer's connectors
-    return found
+    return trainer.callbacks  # type: ignore[attr-defined, no-any-return]  # set by one of the trainer's connectors
 
 
 def log_step(trainer: Trainer) -> int:
@@ -109,8 +108,11 @@ def planned_steps(trainer: Trainer, pl_module: LightningModule) -> int | None:
 
 def watched_tags(trainer: Trainer) -> set[str]:
     """What EarlyStopping, ModelCheckpoint, a scheduler or another callback watches, by name."""
-    watchers = [*callbacks_of(trainer), *trainer.lr_scheduler_configs]
-    return {watcher.monitor for watcher in watchers if isinstance(stored(watcher, "monitor"), str)}
+    return {
+        watcher.monitor
+        for watcher in (*callbacks_of(trainer), *trainer.lr_scheduler_configs)
+        if isinstance(stored(watcher, "monitor"), str)
+    }
 
 
 _IN_THE_MODULE = ("configure_gradient_clipping", "clip_gradients", "on_before_optimizer_step", "optimizer_step")
@@ -168,8 +170,7 @@ def unreadable_shards(trainer: Trainer, pl_module: LightningModule) -> str:
     sharded = is_sharded(trainer, pl_module)
     if sharded not in ("ModelParallelStrategy", _DTENSORS) or not torch.distributed.is_initialized():
         return sharded
-    odd = any(hasattr(parameter, "to_local") and not is_distributed(parameter) for parameter in pl_module.parameters())
-    return sharded if odd else ""
+    return sharded if any(hasattr(each, "to_local") and not is_distributed(each) for each in pl_module.parameters()) else ""
 
 
 _DTENSORS = "sharded (DTensor) parameters"
@@ -179,10 +180,8 @@ def is_sharded(trainer: Trainer, pl_module: LightningModule) -> str:
     """What makes a rank hold only shards of the parameters, in words; empty if it holds them whole."""
     # By name: DeepSpeed's may not be installed, and pytorch_lightning's strategies are other classes than lightning's.
     kinds = {kind.__name__ for kind in type(trainer.strategy).__mro__}
-    sharded = sorted(kinds & {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"})
-    if not sharded and any(hasattr(parameter, "to_local") for parameter in pl_module.parameters()):
-        sharded = [_DTENSORS]
-    return sharded[0] if sharded else ""
+    sharded = min(kinds & {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"}, default="")
+    return sharded or (_DTENSORS if any(hasattr(parameter, "to_local") for parameter in pl_module.parameters()) else "")
 
 
 def data_parallel_size(trainer: Trainer) -> int:

@@ -41,16 +41,13 @@ class LoopEvents:
 
     def __init__(self, session: Session, host: PlainHost, ends_at_step: bool = False) -> None:
         self.session, self._host, self._ends_at_step = session, host, ends_at_step
-        self._hooks = HookManager()
-        self._mode = BackwardMode(self._backward)
+        self._hooks, self._mode = HookManager(), BackwardMode(self._backward)
         self._mode_on = self._in_backward = self._trained = self._warned = self._compared = False
-        self._open = False  # a batch is under way
-        self.ran = False
+        self._open = self.ran = False  # whether a batch is under way, and whether run() was called for it
         self._forwards: list[ExitStack] = []  # of the model, those under way
         session.probe.loop = self._before_step, self._after_step
         self._steps: Counter[int] = Counter()  # of each optimizer in this batch
-        self._thread = threading.get_ident()
-        self._exchanged = ExitStack()
+        self._thread, self._exchanged = threading.get_ident(), ExitStack()
 
     def start(self) -> None:
         """Register the hooks on the model, when the members have joined."""

@@ -251,8 +251,7 @@ class TrainingReports(ModelReports):
     @property
     def verdict(self) -> str:
         """The verdict of the run so far, as at its end and in the health report; empty before the first report."""
-        known = any(member.has_reported or member.end for member in self.members)
-        return verdict_of(self.members).headline if known else ""
+        return verdict_of(self.members).headline if any(member.has_reported or member.end for member in self.members) else ""
 
     @property
     def status(self) -> Status:

@@ -64,8 +64,7 @@ class PlainHost(Host):
         self._optimizers, self._scaler = list(optimizers), scaler
         self.setup = setup_of(model) if setup is None else setup
         self.metrics: LoopMetrics = LoopMetrics(self, Trackers(loggers if self.setup.is_global_zero else (), warn_of_logger))
-        self.console = Console()
-        self.files = RunFiles(log_dir)
+        self.console, self.files = Console(), RunFiles(log_dir)
         self.epoch = self.batch = self.global_step = 0
         self.accumulation = 1
         self.epoch_ends = self.should_stop = self.runs_again = False
@@ -205,9 +204,8 @@ class LoopStepAgain(StepAgain):
 def setup_of(model: nn.Module, **known: Any) -> TrainingSetup:
     """What a model and the process group say, and what is known otherwise."""
     rank = all_ranks() or TableIndex(0, 1)
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     found: dict[str, Any] = {
-        "device": device,
+        "device": next((parameter.device for parameter in model.parameters()), torch.device("cpu")),
         "world_size": rank.count,
         "data_parallel_size": rank.count,
         "is_global_zero": rank.number == 0,
@@ -244,13 +242,12 @@ def instances(kind: type[T]) -> Iterator[T]:
 def optimizers_of(model: nn.Module) -> list[Optimizer]:
     """Return the optimizers that hold parameters of a model, in the order of these."""
     places = {id(parameter): place for place, parameter in enumerate(model.parameters())}
-    found = []
-    for each in instances(Optimizer):
-        if "_optimizer" not in vars(each) and "param_groups" in vars(each):  # no wrapper of Fabric's
-            held = [places[id(p)] for group in each.param_groups for p in group["params"] if id(p) in places]
-            if held:
-                found.append((min(held), each))
-    return [optimizer for _, optimizer in sorted(found, key=lambda entry: entry[0])]
+    found = [
+        (min([places[id(p)] for group in each.param_groups for p in group["params"] if id(p) in places], default=-1), each)
+        for each in instances(Optimizer)
+        if "_optimizer" not in vars(each) and "param_groups" in vars(each)  # no wrapper of Fabric's
+    ]
+    return [optimizer for first, optimizer in sorted(found, key=lambda entry: entry[0]) if first >= 0]
 
 
 def warn_of_logger(tracker: str, error: Exception) -> None:

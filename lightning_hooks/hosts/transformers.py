@@ -134,23 +134,22 @@ def host_of(trainer: Trainer, args: TrainingArguments, state: TrainerState) -> P
     handler = trainer.callback_handler
     loader: Any = handler.train_dataloader
     model = trainer.model_wrapped
-    setup = setup_of(
-        model,
-        device=args.device,
-        is_global_zero=state.is_world_process_zero,
-        steps_announced=False,
-        clip_norm=args.max_grad_norm or None,
-        batches_per_epoch=float(len(loader)) if hasattr(loader, "__len__") else float("inf"),
-        planned_steps=state.max_steps if state.max_steps > 0 else None,
-        description={
-            "precision": "bf16-mixed" if args.bf16 else "16-mixed" if args.fp16 else "32-true",
-            "max_epochs": state.num_train_epochs,
-        },
-    )
     host = PlainHost(
         model,
         [inner_optimizer(handler.optimizer)],
-        setup=setup,
+        setup=setup_of(
+            model,
+            device=args.device,
+            is_global_zero=state.is_world_process_zero,
+            steps_announced=False,
+            clip_norm=args.max_grad_norm or None,
+            batches_per_epoch=float(len(loader)) if hasattr(loader, "__len__") else float("inf"),
+            planned_steps=state.max_steps if state.max_steps > 0 else None,
+            description={
+                "precision": "bf16-mixed" if args.bf16 else "16-mixed" if args.fp16 else "32-true",
+                "max_epochs": state.num_train_epochs,
+            },
+        ),
         loggers=as_loggers(list(_trackers(handler.callbacks))),
         log_dir=Path(str(args.output_dir)),
         scaler=trainer.accelerator.scaler,

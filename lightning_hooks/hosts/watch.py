@@ -155,8 +155,8 @@ def as_loggers(given: Any) -> list[Any]:
     Raises:
         TypeError: If one is something else.
     """
-    each = given if isinstance(given, list | tuple) else [given]  # a run of MLflow's is iterable, too
-    return [_as_logger(one) for one in each if one is not None]
+    # a run of MLflow's is iterable, too
+    return [_as_logger(one) for one in (given if isinstance(given, list | tuple) else [given]) if one is not None]
 
 
 def _as_logger(given: Any) -> Any:

@@ -87,10 +87,9 @@ class PruningReport(PlainReport):
 
     def scalars(self, prefix: str) -> dict[str, float]:
         """Return the values to log by tag; NaN for a silent module."""
-        names = dict.fromkeys((*self.sites, *self.silent))
         of_sites = {
             f"{prefix}/{name}/{stat}": getattr(self.sites.get(name), stat, math.nan)
-            for name in names
+            for name in (*self.sites, *self.silent)
             for stat in ("sparsity", "threshold")
         }
         return {**of_sites, f"{prefix}/sparsity": self.sparsity, f"{prefix}/target": self.target}
@@ -98,9 +97,8 @@ class PruningReport(PlainReport):
     def summary_lines(self) -> list[str]:
         """What the terminal shows."""
         rows = [(name, site.units, site.masked, site.threshold, site.activity) for name, site in self.sites.items()]
-        of_all = f"{self.sparsity:.0%} of the units are masked (target: {self.target:.0%})"
         return [
-            f"Pruning, epoch {self.epoch}: {of_all}.",
+            f"Pruning, epoch {self.epoch}: {self.sparsity:.0%} of the units are masked (target: {self.target:.0%}).",
             Table(("module", "units", "masked", "threshold", "activity of the others"), rows),
         ]
 
@@ -161,8 +159,7 @@ class UnitSite(Listener):
                 self.activity = Activity(torch.zeros(sums.shape, dtype=row_dtype(sums.device), device=sums.device), 0)
             self.activity.sums += sums
             self.activity.count += count
-        shape = [1] * output.dim()
-        shape[dim] = -1
+        shape = (-1, *[1] * (output.dim() - 1 - dim))  # from the dimension of the units on
         return None if self.dropped is None else output.masked_fill(self.dropped.to(output.device).view(shape), 0.0)
 
     def _dim_in(self, output: Tensor) -> int:
@@ -201,9 +198,14 @@ class UnitSite(Listener):
         assert self.kept is not None
         units, masked = len(self.kept), int((~self.kept).sum())
         means = torch.full((units,), math.nan) if activity is None else activity.means
-        threshold = max(means[~self.kept].tolist(), default=math.nan)
         staying = means[self.kept].tolist()
-        return PrunedUnits(units, masked, masked / units, threshold, sum(staying) / len(staying))
+        return PrunedUnits(
+            units=units,
+            masked=masked,
+            sparsity=masked / units,
+            threshold=max(means[~self.kept].tolist(), default=math.nan),
+            activity=sum(staying) / len(staying),
+        )
 
 
 class UnitSites:

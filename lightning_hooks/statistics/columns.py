@@ -91,8 +91,7 @@ class Columns(IntEnum):
         Returns:
             Shape ``(n_rows, columns + more)``, of :func:`row_dtype`.
         """
-        device = torch.device(device)
-        rows = torch.zeros((n_rows, len(cls) + more), dtype=row_dtype(device), device=device)
+        rows = torch.zeros((n_rows, len(cls) + more), dtype=row_dtype(torch.device(device)), device=device)
         for column in cls:
             if column.reduction.empty:
                 rows[:, column] = column.reduction.empty

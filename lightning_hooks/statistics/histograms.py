@@ -95,9 +95,8 @@ def bin_counts(values: Tensor) -> Tensor:
     flat = values.detach().reshape(-1).to(torch.float32)
     if flat.is_cpu and not torch.compiler.is_compiling():
         keys = np.right_shift(flat.contiguous().numpy().view(np.uint32), _SHIFT)
-        by_key = np.bincount(keys.astype(np.intp), minlength=_KEYS)
         counts = np.zeros(N_BINS + 1, dtype=np.int64)
-        np.add.at(counts, _bin_of_key(), by_key)
+        np.add.at(counts, _bin_of_key(), np.bincount(keys.astype(np.intp), minlength=_KEYS))
         return torch.from_numpy(counts[:N_BINS])
     return counts_of(flat, _places, N_BINS)
 
@@ -123,8 +122,7 @@ def _places(values: Tensor) -> Tensor:
     bits = values.contiguous().view(torch.int32)
     magnitude = (bits & 0x7FFFFFFF) >> _SHIFT
     side = (magnitude - (_FIRST - 1)).clamp(0, N_SIDE)
-    places = torch.where(bits < 0, N_SIDE - side, N_SIDE + side)
-    return torch.where(magnitude < _NONFINITE, places, N_BINS).to(torch.int64)
+    return torch.where(magnitude < _NONFINITE, N_SIDE + torch.where(bits < 0, -side, side), N_BINS).to(torch.int64)
 
 
 @cache

@@ -168,8 +168,7 @@ def by_columns(columns: Sequence[tuple[Merge, Sequence[int]]], width: int | None
 
     def merging(own: Tensor, among: TableIndex) -> Merging:
         rows = own if width is None else _rows(own, width)
-        others = [column for column in range(rows.shape[-1]) if column not in taken]
-        parts = [*columns, (added, others)]
+        parts = [*columns, (added, [column for column in range(rows.shape[-1]) if column not in taken])]
         found = yield from together([merge(rows[..., list(some)], among) for merge, some in parts])
         merged = torch.empty_like(rows)
         for (_, some), values in zip(parts, found, strict=True):
@@ -272,8 +271,7 @@ def _merging(spans: Spans, packed: Tensor, among: TableIndex, windows: bool = Fa
     if REST in lengths:
         lengths[lengths.index(REST)] += packed.shape[-1] - sum(lengths)
     ways = [span.over_windows if windows and span.over_windows else span.over_ranks for span in spans]
-    parts = zip(ways, torch.split(packed, lengths, -1), strict=True)
-    merged = yield from together([merge(part, among) for merge, part in parts])
+    merged = yield from together([merge(part, among) for merge, part in zip(ways, torch.split(packed, lengths, -1), strict=True)])
     return torch.cat(merged, -1)
 
 
@@ -337,5 +335,4 @@ def merged_over_ranks(*tables: tuple[Spans, Tensor]) -> list[Tensor]:
 
 def all_reduce(tensor: Tensor, reduction: Reduction) -> None:
     """Reduce a tensor over the ranks of the process group, in place."""
-    operations = {"max": torch.distributed.ReduceOp.MAX, "sum": torch.distributed.ReduceOp.SUM}
-    torch.distributed.all_reduce(tensor, operations[reduction])
+    torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX if reduction == "max" else torch.distributed.ReduceOp.SUM)

@@ -65,9 +65,8 @@ class Clock:
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        device = torch.device(device)
         self.batch = 0
-        self.tensor = torch.zeros((), dtype=row_dtype(device), device=device)
+        self.tensor = torch.zeros((), dtype=row_dtype(torch.device(device)), device=device)
 
     def set(self, batch: int) -> None:
         """A training batch starts; ``batch`` is its index in the epoch."""
@@ -198,12 +197,15 @@ def parameter_rows(norms: Tensor, zeros: Tensor, elements: Tensor, global_step: 
     finite = torch.isfinite(norms)
     kept = torch.where(finite, norms, 0)
     rows = norms.new_zeros((norms.shape[0], N_PARAMETER_COLUMNS))
-    rows[:, ParameterColumn.STEPS] = finite
-    rows[:, ParameterColumn.NORM] = kept
-    rows[:, ParameterColumn.SQUARE] = kept * kept
-    rows[:, ParameterColumn.NORM_MAX] = kept
-    rows[:, ParameterColumn.ZEROS] = zeros
-    rows[:, ParameterColumn.ELEMENTS] = elements
-    rows[:, ParameterColumn.NONFINITE_STEPS] = ~finite
-    rows[:, ParameterColumn.FIRST_NONFINITE] = torch.where(finite, torch.inf, global_step)
+    for column, numbers in (
+        (ParameterColumn.STEPS, finite),
+        (ParameterColumn.NORM, kept),
+        (ParameterColumn.SQUARE, kept * kept),
+        (ParameterColumn.NORM_MAX, kept),
+        (ParameterColumn.ZEROS, zeros),
+        (ParameterColumn.ELEMENTS, elements),
+        (ParameterColumn.NONFINITE_STEPS, ~finite),
+        (ParameterColumn.FIRST_NONFINITE, torch.where(finite, torch.inf, global_step)),
+    ):
+        rows[:, column] = numbers
     return rows

@@ -91,8 +91,7 @@ class Tables:
     """
 
     def __init__(self, device: torch.device | str, **named: PackedTable) -> None:
-        self._device, self._dtype = device, row_dtype(torch.device(device))
-        self.named = named
+        self._device, self._dtype, self.named = device, row_dtype(torch.device(device)), named
 
     @property
     def spans(self) -> Spans:

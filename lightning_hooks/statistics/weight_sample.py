@@ -142,8 +142,7 @@ class RowSample:
         spread = torch.arange(0, parameter.numel(), self._stride, device=parameter.device)
         self._counted = (~taken)[spread // columns]
         self._others = float((n_rows - len(self._rows)) * columns)
-        self._shape = parameter.shape
-        self._before = self._parts(parameter)
+        self._shape, self._before = parameter.shape, self._parts(parameter)
 
     def _parts(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
         rows = parameter.detach().reshape(parameter.shape[0], -1).index_select(0, self._rows)
@@ -178,8 +177,7 @@ def whole_where_partial(tensor: Tensor) -> Tensor:
     from torch.distributed.tensor import Replicate
 
     wanted = [Replicate() if placement.is_partial() else placement for placement in placements]
-    redistributed: Tensor = tensor.redistribute(placements=wanted)  # type: ignore[attr-defined]  # a DTensor's
-    return redistributed
+    return tensor.redistribute(placements=wanted)  # type: ignore[attr-defined, no-any-return]  # a DTensor's
 
 
 class Shards:

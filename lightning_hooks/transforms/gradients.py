@@ -48,13 +48,12 @@ def noisy_gradient(gradient: Tensor, std: float, key: str, loss_scale: Tensor | 
         key: The seed, as text; the same key gives the same noise on devices of the same type.
         loss_scale: The current loss scale, 0-d; None for none.
     """
-    generator = torch.Generator(gradient.device)
-    generator.manual_seed(int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little", signed=True))
+    generator = torch.Generator(gradient.device).manual_seed(
+        int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little", signed=True)
+    )
     wide = gradient.dtype if gradient.dtype in (torch.float32, torch.float64) else torch.float32
     noise = torch.randn(gradient.shape, generator=generator, device=gradient.device, dtype=wide) * std
-    if loss_scale is not None:
-        noise = noise * loss_scale.to(gradient.device, wide)
-    return gradient + noise.to(gradient.dtype)
+    return gradient + (noise if loss_scale is None else noise * loss_scale.to(gradient.device, wide)).to(gradient.dtype)
 
 
 def apply_function(

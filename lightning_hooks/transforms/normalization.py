@@ -30,8 +30,7 @@ def channel_moments(values: Tensor, dim: int | None) -> Tensor:
     finite = torch.isfinite(flat)
     count = finite.sum(1, dtype=dtype)
     divisor = count.clamp(min=1)
-    kept = torch.where(finite, flat, 0)
-    pivot = (kept.sum(1, dtype=dtype) / divisor).to(x.dtype)
+    pivot = (torch.where(finite, flat, 0).sum(1, dtype=dtype) / divisor).to(x.dtype)
     deviation = torch.where(finite, flat - pivot[:, None], 0).to(dtype)
     shift = deviation.sum(1)
     m2 = (deviation.square().sum(1) - shift * shift / divisor).clamp(min=0)
@@ -129,11 +128,10 @@ class Normalization:
             )
         if self.dim is None or self.mean is None or (self.given and self.mean.numel() == 1):
             return
-        channels = self.mean.numel()
-        if x.shape[self.dim] != channels:
+        if x.shape[self.dim] != self.mean.numel():
             raise ValueError(
                 f"The input of {self.site!r} has shape {tuple(x.shape)}, with {x.shape[self.dim]} channels in dimension "
-                f"{self.dim}; the mean has {channels}."
+                f"{self.dim}; the mean has {self.mean.numel()}."
             )
 
     def state(self, moments: Tensor | None = None) -> dict[str, Any]:

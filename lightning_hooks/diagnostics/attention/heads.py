@@ -146,8 +146,7 @@ def written_out_heads(logits: Tensor, heads: int = 1) -> Tensor:
     logits = _four(logits, heads)
     rows = grid(logits.shape[0], logits.shape[-2], logits.device).rows(logits)
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    top = rows.amax(-1)
-    keys = (rows > MASKED).to(rows.dtype).sum(-1)
+    top, keys = rows.amax(-1), (rows > MASKED).to(rows.dtype).sum(-1)
     known = top.nan_to_num(0.0, math.inf, 0.0)
     hidden = (keys == 0) & (known < 0)
     spread = torch.where(hidden, known, -math.inf).amax() - torch.where(hidden, known, math.inf).amin()
@@ -165,9 +164,7 @@ def _four(values: Tensor, heads: int) -> Tensor:
     """As ``(samples, heads, …, …)``: more dimensions are samples, three are samples times heads."""
     if values.dim() == 4:
         return values
-    if values.dim() > 4:
-        return values.flatten(0, -4)
-    return values.reshape(values.shape[0] // heads, heads, *values.shape[1:])
+    return values.flatten(0, -4) if values.dim() > 4 else values.reshape(values.shape[0] // heads, heads, *values.shape[1:])
 
 
 def _mask_of(mask: Tensor, query: Tensor, key: Tensor, heads: int) -> Tensor:
@@ -187,8 +184,8 @@ def _logits(rows: Tensor, keys: Tensor, scale: float) -> Tensor:
     samples, heads, queries, width = rows.shape
     grouped = rows.to(wide).mul(scale).reshape(samples, keys.shape[1], -1, width)
     each = keys.to(wide).transpose(-1, -2).expand(samples, -1, -1, -1)
-    found = torch.stack([torch.bmm(q, k) for q, k in zip(grouped, each, strict=True)])  # in one product keys would be copied
-    return found.view(samples, heads, queries, -1)
+    # In one product keys would be copied.
+    return torch.stack([torch.bmm(q, k) for q, k in zip(grouped, each, strict=True)]).view(samples, heads, queries, -1)
 
 
 def _summary(scores: Tensor, keys: Tensor, top: Tensor, finite: Tensor | None) -> Tensor:
@@ -203,18 +200,14 @@ def _summary(scores: Tensor, keys: Tensor, top: Tensor, finite: Tensor | None) -
     highest = scores.amax(-1, keepdim=True)  # NaN where any is
     masked = (keys == 0) & ~torch.isnan(top)
     sound = torch.isfinite(highest[..., 0]) & torch.isfinite(top) & ~masked
-    nonfinite = ~(sound | masked)
-    if finite is not None:
-        nonfinite = nonfinite | ~finite
+    nonfinite = ~(sound | masked) if finite is None else ~((sound | masked) & finite)
     below = scores.sub_(highest).clamp_(min=NEGLIGIBLE)
     shares = below.exp()
     total = shares.sum(-1)
     first = shares[..., 0] / total
     entropy = total.log() - shares.mul_(below).sum(-1) / total  # of shares / total
     judged = sound & (keys > 1)
-    nothing = top.new_zeros(())
     counts = torch.stack((torch.ones_like(masked), masked, nonfinite, masked & nonfinite, judged)).sum((1, 3)).to(top.dtype)
-    sums = torch.where(judged, torch.stack((entropy / keys.log(), first)), nothing).sum((1, 3))
+    sums = torch.where(judged, torch.stack((entropy / keys.log(), first)), top.new_zeros(())).sum((1, 3))
     samples = torch.stack((torch.ones_like(masked[..., 0]), masked.all(-1))).sum(1).to(top.dtype)
-    largest = torch.where(sound, top, -math.inf).amax((0, 2))
-    return torch.cat((counts, sums, samples, largest[None])).t()
+    return torch.cat((counts, sums, samples, torch.where(sound, top, -math.inf).amax((0, 2))[None])).t()

@@ -62,13 +62,13 @@ def unscaled_scores(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
 @possible_cause("invert the mask")
 def inverted_mask(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A mask hides what it should show."""
-    sites = _last(facts).sites
-    hidden = [name for name, stats in sites.items() if stats.first_token_share < 1e-12 and stats.entropy > 1e-3]
+    hidden = [name for name, stats in _last(facts).sites.items() if stats.first_token_share < 1e-12 and stats.entropy > 1e-3]
     found.add(bool(hidden), STRONG, "no query sees the first key of any sample, where padding comes last")
     if not hidden:
         return None
-    to = "its opposite, if it is True where a key may be seen"
-    remedy = replace(f"the mask of {hidden[0]}", to, "a loss that falls", "~mask")
+    remedy = replace(
+        f"the mask of {hidden[0]}", "its opposite, if it is True where a key may be seen", "a loss that falls", "~mask"
+    )
     return f"{hidden[0]} attends to other keys than the first one, which its mask hides in all samples.", [remedy]
 
 
@@ -171,9 +171,11 @@ class MaskedRows(Rule, kind="masked_rows"):
 
     def __call__(self, report: AttentionReport) -> Alerts:
         for site, stats in report.sites.items():
-            rows = f"{percent(stats.masked_rows)} of its queries may attend to no key"
             for severity, value, more in stats.masked[:1]:
-                yield self.alert(report, site, value, 0.0, severity, f"{rows}{more.format(percent(value))}.")
+                yield self.alert(
+                    report, site, value, 0.0, severity,
+                    f"{percent(stats.masked_rows)} of its queries may attend to no key{more.format(percent(value))}.",
+                )  # fmt: skip
 
 
 class TargetShown(Rule, kind="masked_rows"):

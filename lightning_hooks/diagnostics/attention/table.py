@@ -273,8 +273,7 @@ class NextTokens(CallTable):
                 self.host_row(index)[NextColumn.CALLS] += 1
                 labels, later = target.detach().reshape(samples, -1)[:, : length - 1], tokens.detach()[:, 1:].to(target.device)
                 counts = labels != ignored
-                same = ((labels == later) | ~counts).all() & counts.any() & (later[:, 1:] != later[:, :-1]).any()
-                self._count(index, same)
+                self._count(index, ((labels == later) | ~counts).all() & counts.any() & (later[:, 1:] != later[:, :-1]).any())
                 return
 
     def _count(self, index: int, found: Tensor) -> None:

@@ -56,8 +56,7 @@ class ClipCollector(Collector[ClipReport]):
     def __init__(self, context: Context, state: Mapping[str, Any]) -> None:
         super().__init__(context, state)
         self._steps = context.steps
-        self._optimizer_names = self._steps.optimizer_names
-        self._device = context.host.setup.device
+        self._optimizer_names, self._device = self._steps.optimizer_names, context.host.setup.device
         self.ledgers = [self._new_ledger() for _ in self._optimizer_names]
         self._counts = [[0] * N_STEP_COUNTS for _ in self.ledgers]
         self.limit = context.host.setup.clip_norm
@@ -114,10 +113,9 @@ class ClipCollector(Collector[ClipReport]):
     def pack(self) -> Tensor:
         """Return the window's numbers as one vector."""
         counts = torch.tensor(self._counts, dtype=row_dtype(self._device)).to(self._device, non_blocking=True)
-        rows = []
-        for ledger, known in zip(self.ledgers, counts, strict=True):
+        for ledger in self.ledgers:
             ledger.close_page()
-            rows.append(torch.cat((ledger.watch.events, known, ledger.total)))
+        rows = [torch.cat((one.watch.events, known, one.total)) for one, known in zip(self.ledgers, counts, strict=True)]
         return torch.cat(rows) if rows else torch.empty(0, device=self._device)
 
     def unpack(self, packed: Tensor) -> None:
@@ -139,10 +137,10 @@ class ClipCollector(Collector[ClipReport]):
 
     @override
     def read(self, packed: Mapping[str, Tensor], epoch: int, step: int) -> ClipReport:
-        optimizers, events = {}, {}
-        for name, row in zip(self._optimizer_names, packed["steps"].view(-1, self._width).tolist(), strict=True):
-            optimizers[name] = clip_stats(row[TALLY_START:], self._steps.names, self.limit)
-            events[name] = step_events(row[:N_EVENT_COLUMNS], self._steps.names, *map(int, row[N_EVENT_COLUMNS:TALLY_START]))
+        rows = dict(zip(self._optimizer_names, packed["steps"].view(-1, self._width).tolist(), strict=True))
+        names, counts = self._steps.names, slice(N_EVENT_COLUMNS, TALLY_START)
+        optimizers = {name: clip_stats(row[TALLY_START:], names, self.limit) for name, row in rows.items()}
+        events = {name: step_events(row[:N_EVENT_COLUMNS], names, *map(int, row[counts])) for name, row in rows.items()}
         return ClipReport(epoch, step, optimizers, events=events)
 
     @override
@@ -153,11 +151,10 @@ class ClipCollector(Collector[ClipReport]):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        past = {}  # each optimizer's steps before, for those to come
-        for name, ledger in zip(self._optimizer_names, self.ledgers, strict=True):
+        for ledger in self.ledgers:
             ledger.close_page()
-            past[name] = ledger.watch.state().to("cpu", copy=True)
-        return {"past": past}
+        histories = [ledger.watch.state().to("cpu", copy=True) for ledger in self.ledgers]
+        return {"past": dict(zip(self._optimizer_names, histories, strict=True))}  # each one's steps before, for those to come
 
     @override
     def scalars(self, report: ClipReport) -> dict[str, float]:

@@ -78,8 +78,7 @@ def clip_history(reports: ClipReport | Sequence[ClipReport]) -> canvas.Figure:
     canvas.decades(grid[0, 0], np.concatenate(drawn))
     grid[0, 0].set_ylabel("total gradient norm (L2)")
     grid[1, 0].set_ylabel("share of steps")
-    found = [axes.get_legend_handles_labels() for axes in grid.flat]
-    handles = {label: handle for of_axes in found for handle, label in zip(*of_axes, strict=True)}
+    handles = {label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     alerts = [alert for report in ordered for alert in report.alerts if alert.site in names]
     canvas.legend(figure, [*handles.values(), *canvas.alert_handles(alerts)])
     return figure
@@ -104,8 +103,7 @@ def _draw(optimizer: str, reports: Sequence[ClipReport], above: canvas.Axes, bel
     bottom = np.zeros(len(x))
     for text, stat, color, hatch in OUTCOMES:
         share = np.nan_to_num(numbers[stat]) / attempted
-        label = f"{text} steps" if share.any() else ""
-        below.bar(x, share, 0.85, bottom, label=label, color=color, hatch=hatch, ec="white", lw=0.3)
+        below.bar(x, share, 0.85, bottom, label=f"{text} steps" * bool(share.any()), color=color, hatch=hatch, ec="white", lw=0.3)
         bottom += share
     taken = int(np.nansum(numbers["steps"]))
     line = f"{np.nansum(numbers['clipped_steps']) / taken:.0%} of {taken} steps clipped" if taken else "no step was taken"
@@ -114,8 +112,7 @@ def _draw(optimizer: str, reports: Sequence[ClipReport], above: canvas.Axes, bel
     below.set_yticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
     below.set_xlim(-0.6, len(x) - 0.4)
     canvas.name_epochs(below, [report.at for report in reports], unit=reports[-1].unit)
-    heights = numbers["norm_before"]
-    began = [(at, alert.severity) for at, alert in beginnings(reports) if alert.site == optimizer]
-    points = [(at, heights[at] if canvas.positive(heights[at]) else np.nan, severity) for at, severity in began]
-    canvas.mark_alerts(above, points, edge=0.7)
+    heights = [height if canvas.positive(height) else np.nan for height in numbers["norm_before"]]
+    began = [(at, heights[at], alert.severity) for at, alert in beginnings(reports) if alert.site == optimizer]
+    canvas.mark_alerts(above, began, edge=0.7)
     return np.concatenate([*(numbers[stat] for stat in NORMS), numbers["limit"]])

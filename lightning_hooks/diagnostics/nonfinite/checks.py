@@ -120,8 +120,7 @@ class StepChecks:
         if norms is None:
             return
         # Where a rank's loss scaler skips a step, another's may not: none of them counts it.
-        left_out = step.skips_nonfinite or (self._several and step.loss_scale is not None)
-        checked = CheckedStep(step.global_step, batch, left_out)
+        checked = CheckedStep(step.global_step, batch, step.skips_nonfinite or (self._several and step.loss_scale is not None))
         self._steps += 1
         if self.on_host(norms):
             self.add(norms.numpy(), checked)
@@ -210,8 +209,7 @@ class BatchChecks:
 
     def __init__(self, early: EarlyChecks, world_size: int, look: Look) -> None:
         self._early, self._world_size, self._look = early, world_size, look
-        self._copies = HostCopies(polls=world_size == 1)
-        self._affected = 0
+        self._copies, self._affected = HostCopies(polls=world_size == 1), 0
 
     def batch_end(self, rows: Tensor, batches: int) -> None:
         """A training batch ends, with the rows of the window so far, ``(n_sites, n_columns)``, and how many batches it has had.

@@ -118,8 +118,11 @@ def _of_points(step: BadStep, name: str) -> Explanation | None:
     if found in ("negative", "beyond", "outside"):
         why += f" (they go from {argument.low:.3g} to {argument.high:.3g})"
     if failure.phase == "backward":
-        left_out = "; the gradient is not finite even where torch.where or a mask leaves the value out"
-        why += ", where its slope is infinite" if found in points.slope else left_out
+        why += (
+            ", where its slope is infinite"
+            if found in points.slope
+            else "; the gradient is not finite even where torch.where or a mask leaves the value out"
+        )
     signed = name == "div" and argument.counts.get("negative")
     code = "x / torch.where(y.abs() < 1e-8, 1e-8, y)" if signed else points.code.format(name)
     remedies = [_replaced(failure, code)]
@@ -154,8 +157,11 @@ def _of_growth(step: BadStep, name: str) -> Explanation | None:
         return None
     bound = f"{0.9 * limit:.0f}.0"
     code = f"torch.{name}(x.clamp({f'-{bound}, {bound}' if both else f'max={bound}'}))"
-    why = f"The largest input is {largest:.4g}; above {limit:.1f} {name} passes the largest {argument.dtype}."
-    return Explanation(f"{largest:.4g}", why, (_replaced(step.failure, code),))
+    return Explanation(
+        of=f"{largest:.4g}",
+        why=f"The largest input is {largest:.4g}; above {limit:.1f} {name} passes the largest {argument.dtype}.",
+        remedies=(_replaced(step.failure, code),),
+    )
 
 
 def _of_rows(step: BadStep, name: str) -> Explanation | None:
@@ -163,8 +169,12 @@ def _of_rows(step: BadStep, name: str) -> Explanation | None:
     if not settings.get("empty"):
         return None
     why = f"{_counted(settings['empty'], settings['slices'], 'rows')} -inf throughout"
-    code = "scores.masked_fill(mask, torch.finfo(scores.dtype).min)"
-    lowest = _replaced(failure, code, f"-inf before the {name}", "the lowest finite number")
+    lowest = _replaced(
+        failure,
+        code="scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
+        what=f"-inf before the {name}",
+        to="the lowest finite number",
+    )
     if settings.get("queries"):
         keys = _replaced(failure, "mask[:, None, :]", "the mask", "one of keys")
         return Explanation(
@@ -178,10 +188,14 @@ def _of_rows(step: BadStep, name: str) -> Explanation | None:
 def _of_deviation(step: BadStep, name: str) -> Explanation | None:
     if step.failure.place.settings.get("size") != 1:
         return None
-    drop = Remedy("set", "dataloader.drop_last", False, True, "", "a finite loss", 50, "DataLoader(…, drop_last=True)")
-    biased = _replaced(step.failure, f"x.{name.removesuffix('_mean')}(0, correction=0)")
-    why = "It divides by 0, the number of values less one, as in a last batch of one sample."
-    return Explanation("a single value", why, (drop, biased))
+    return Explanation(
+        of="a single value",
+        why="It divides by 0, the number of values less one, as in a last batch of one sample.",
+        remedies=(
+            Remedy("set", "dataloader.drop_last", False, True, "", "a finite loss", 50, "DataLoader(…, drop_last=True)"),
+            _replaced(step.failure, f"x.{name.removesuffix('_mean')}(0, correction=0)"),
+        ),
+    )
 
 
 def _of_labels(step: BadStep, _: str) -> Explanation | None:
@@ -194,9 +208,13 @@ def _of_labels(step: BadStep, _: str) -> Explanation | None:
         return Explanation("no label", why, (_replaced(step.failure, code),))
     if given is None or not given.counts.get("-inf"):
         return None
-    to, code = "one that leaves the class of the label", "mask.scatter(1, target[:, None], False)"
-    why = "The logit of a label's class is -inf: the class is masked."
-    return Explanation("-inf", why, (_replaced(step.failure, code, "the mask of the classes", to),))
+    remedy = _replaced(
+        step.failure,
+        code="mask.scatter(1, target[:, None], False)",
+        what="the mask of the classes",
+        to="one that leaves the class of the label",
+    )
+    return Explanation("-inf", "The logit of a label's class is -inf: the class is masked.", (remedy,))
 
 
 def _of_alignment(step: BadStep, _: str) -> Explanation | None:
@@ -205,13 +223,15 @@ def _of_alignment(step: BadStep, _: str) -> Explanation | None:
         return None
     labels, repeats = settings["labels"], settings["repeats"]
     more = f", one more for each of {repeats} repeated labels" * bool(repeats)
-    why = (
-        f"Sequence {settings['row']} of the batch has {settings['steps']} input steps, too few for {labels} labels, which need "
-        f"{labels + repeats}{more}."
+    return Explanation(
+        of="targets that do not fit",
+        why=f"Sequence {settings['row']} of the batch has {settings['steps']} input steps, too few for {labels} labels, which need "
+        f"{labels + repeats}{more}.",
+        remedies=(
+            Remedy("set", "zero_infinity of ctc_loss", False, True, "", "a finite loss", 1),
+            _replaced(step.failure, "", "inputs that are too short", f"inputs of at least {labels + repeats} steps"),
+        ),
     )
-    drop = Remedy("set", "zero_infinity of ctc_loss", False, True, "", "a finite loss", 1)
-    longer = _replaced(step.failure, "", "inputs that are too short", f"inputs of at least {labels + repeats} steps")
-    return Explanation("targets that do not fit", why, (drop, longer))
 
 
 def _of_matrix(step: BadStep, name: str) -> Explanation | None:
@@ -228,8 +248,11 @@ def _of_normalisation(step: BadStep, _: str) -> Explanation | None:
     place = step.failure.place
     if place.settings.get("eps") != 0 or not place.module:
         return None
-    remedy = Remedy("set", f"{place.module}.eps", 0.0, 1e-5, "", "a finite loss", 1)
-    return Explanation("equal values", "Values that it normalises are equal, and its eps is 0.", (remedy,))
+    return Explanation(
+        of="equal values",
+        why="Values that it normalises are equal, and its eps is 0.",
+        remedies=(Remedy("set", f"{place.module}.eps", 0.0, 1e-5, "", "a finite loss", 1),),
+    )
 
 
 def _of_nothing(step: BadStep, _: str) -> Explanation | None:
@@ -255,9 +278,12 @@ def _of_size(step: BadStep, _: str = "") -> Explanation | None:
     if not arguments or not grew or operation_of(failure) not in (*_OVERFLOWS, "to"):
         return None
     sizes = [f"{max(abs(one.low), abs(one.high)):.3g}" for one in arguments[:2]]
-    why = f"The largest of its inputs {'is' if len(sizes) == 1 else 'are'} {' and '.join(sizes)}; {to} ends at {_largest(to):.4g}."
-    remedies = (_replaced(failure, "x.to(torch.bfloat16)", "float16", "bfloat16"),) if half else ()
-    return Explanation("numbers that are too large", why, remedies)
+    be = "is" if len(sizes) == 1 else "are"
+    return Explanation(
+        of="numbers that are too large",
+        why=f"The largest of its inputs {be} {' and '.join(sizes)}; {to} ends at {_largest(to):.4g}.",
+        remedies=(_replaced(failure, "x.to(torch.bfloat16)", "float16", "bfloat16"),) if half else (),
+    )
 
 
 def _largest(dtype: str) -> float:
@@ -294,8 +320,11 @@ def state(step: BadStep) -> Statement:
         first = f"The first operation with it is {name} in {where}."
         if failure.source == "data":
             return Statement(f"{failure.value} in batch{failure.name}", f"batch{failure.name} has {failure.value} in it.", first)
-        what = f"{failure.name} was {failure.value} before the step, and no step makes it finite again."
-        return Statement(f"{failure.value} in {failure.name}", what, first)
+        return Statement(
+            title=f"{failure.value} in {failure.name}",
+            what=f"{failure.name} was {failure.value} before the step, and no step makes it finite again.",
+            why=first,
+        )
     found = explained(step)
     why = "" if found is None else found.why
     if failure.source == "error":

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, in_batch, percent
+from lightning_hooks.declare.rule import Alerts, Rule, graded, in_batch, percent, where
 from lightning_hooks.declare.window import batch_of
 from lightning_hooks.diagnostics.causes.code import NONFINITE
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
@@ -26,8 +26,7 @@ class NonfiniteFeatures(Rule, kind="nonfinite", shares=("threshold",), urgent=Tr
 
     def __call__(self, report: FeatureReport) -> Alerts:
         sampled = f" (one batch in {report.every_n_steps} is sampled)" * (report.every_n_steps > 1)
-        found = {site: stats for site, stats in report.sites.items() if stats.nonfinite_fraction > self.threshold}
-        for site, stats in found.items():
+        for site, stats in where(report.sites, lambda stats: stats.nonfinite_fraction > self.threshold):
             first, of_data = stats.first_nonfinite_batch, _in_data(report, stats)
             yield self.alert(
                 report, site, stats.nonfinite_fraction, self.threshold, "critical",
@@ -69,8 +68,7 @@ class NonfiniteGradients(Rule, kind="nonfinite", urgent=True):
     """NaN or infinite gradients at steps that were taken (steps that a loss scaler skipped do not count)."""
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
-        found = {site: stats for site, stats in report.modules.items() if stats.nonfinite_fraction > 0}
-        for site, stats in found.items():
+        for site, stats in where(report.modules, lambda stats: stats.nonfinite_fraction > 0):
             batch, what = stats.first_nonfinite_batch, f"{percent(stats.nonfinite_fraction)} of the gradient"
             first = f", first in training batch {batch} of the epoch" * (batch is not None)
             yield self._found(report, site, stats.nonfinite_fraction, what, first, batch=batch)
@@ -100,12 +98,11 @@ class NonfiniteSteps(Rule, kind="nonfinite", urgent=True):
         the site is that parameter. Where none was, the loss or the forward pass failed: the site is the optimizer.
         """
         for site, events in report.events.items():
-            where = f"at training batch {events.first_nonfinite_batch} of the epoch"
+            at = f"at training batch {events.first_nonfinite_batch} of the epoch"
             if events.nonfinite_share < 1.0 and events.first_nonfinite_parameters and events.first_nonfinite_batch is not None:
-                last = events.first_nonfinite_parameters[-1]
                 yield self.alert(
-                    report, last, events.nonfinite_share, 0.0, "critical",
-                    f"{where} a step was taken with a gradient that is NaN or infinite up to this layer and finite after it: the "
+                    report, events.first_nonfinite_parameters[-1], events.nonfinite_share, 0.0, "critical",
+                    f"{at} a step was taken with a gradient that is NaN or infinite up to this layer and finite after it: the "
                     "backward pass fails between this layer and the next.",
                     advice=("Add an eps inside it",),
                     batch=events.first_nonfinite_batch,
@@ -113,7 +110,7 @@ class NonfiniteSteps(Rule, kind="nonfinite", urgent=True):
             elif events.first_nonfinite_batch is not None:
                 yield self.alert(
                     report, site, events.nonfinite_share, 0.0, "critical",
-                    f"{where} a step was taken with gradients that were all NaN or infinite: the loss was already, or the forward "
+                    f"{at} a step was taken with gradients that were all NaN or infinite: the loss was already, or the forward "
                     "pass before it.",
                     advice=(
                         "Check that batch and the arguments of the loss (log of 0, division by 0)",

@@ -126,8 +126,7 @@ class ResidualDoubling(Rule, kind="residual_growth"):
             blocks = {name: stats.entered_rms for name, stats in stack.items() if stats.entered_rms is not None}
             sizes = [size for size in blocks.values() if 0 < size < math.inf]
             factor = median([later / earlier for earlier, later in pairwise(sizes)] or [0.0])
-            enough = len(blocks) >= self.min_blocks and len(blocks) == len(sizes)
-            if enough and factor > self.factor and sizes[-1] > self.threshold * sizes[0]:
+            if len(blocks) == len(sizes) >= self.min_blocks and factor > self.factor and sizes[-1] > self.threshold * sizes[0]:
                 yield self.alert(
                     report, [*blocks][1], factor, self.factor, "warning",
                     f"the input of each of {len(blocks)} blocks is {factor:.3g} times as large as that of the one before (median, "

@@ -95,8 +95,7 @@ class ResidualTable(Tables):
         self._values, self._blocks = (RowTable(len(blocks), device, columns) for columns in (Column, StreamColumn))
         super().__init__(device, values=self._values, blocks=self._blocks)
         self._rows, self._lines = self._values.rows, self._blocks.rows
-        self._kernels = kernels_for(self._rows.device.type)
-        self._clock = clock
+        self._kernels, self._clock = kernels_for(self._rows.device.type), clock
         self._limits = [math.inf] * len(blocks)  # known to the host: of the outputs' types
         self.on_host = self._rows.is_cpu
 
@@ -120,17 +119,15 @@ class ResidualTable(Tables):
     def _enter(self, index: int, square: Tensor, totals: Tensor | None, n: int) -> None:
         line, channels, out = self._lines[index], square / (n / len(square)), square.sum()
         largest, channel = channels.max(0)
-        nothing = torch.zeros_like(out)
-        of_input = (nothing, nothing, nothing) if totals is None else (out, *totals.unbind())
+        of_input = (torch.zeros_like(out),) * 3 if totals is None else (out, *totals.unbind())
         found = torch.stack((largest, channels.median(), *of_input))
         finite = torch.isfinite(found).all()
         found = torch.where(finite, found, 0)
         line[StreamColumn.CALLS] += finite
         line[StreamColumn.WRITES] += finite * (0 if totals is None else n)
         line[StreamColumn.CHANNEL : StreamColumn.LARGEST] += found
-        larger = found[0] > line[StreamColumn.LARGEST]
-        pair = slice(StreamColumn.LARGEST, StreamColumn.LIMIT)
-        line[pair] = torch.where(larger, torch.stack((found[0], channel + 1)), line[pair])
+        pair = line[StreamColumn.LARGEST : StreamColumn.LIMIT]
+        pair.copy_(torch.where(found[0] > pair[0], torch.stack((found[0], channel + 1)), pair))
 
     def _enter_on_host(self, index: int, square: Tensor, totals: Tensor | None, n: int) -> None:
         """The same in CPU memory, where numpy's calls are cheaper."""

@@ -60,8 +60,7 @@ def find_routers(model: nn.Module) -> list[RouterSite]:
     modules = dict(named_sites(model))
     found: list[RouterSite] = []
     for name, module in modules.items():
-        inside = found and name.startswith(f"{found[-1].name}.")
-        if name and not inside and _is_router(name, module, modules):
+        if name and not (found and name.startswith(f"{found[-1].name}.")) and _is_router(name, module, modules):
             site = _router(name, module, modules)
             if site is not None:
                 found.append(site)
@@ -194,8 +193,7 @@ class RouterCollector(Collector[RouterReport]):
                 "of experts, and no linear layer called gate next to experts. Name them: routers='*.gate'."
             )
         sites = [*chosen, *books]
-        sizes = [(site.name, site.size, site.top_k) for site in sites]
-        self.table = RoutingTable(sizes, context.host.setup.device)
+        self.table = RoutingTable([(site.name, site.size, site.top_k) for site in sites], context.host.setup.device)
         self._router_names, self._codebook_names = [site.name for site in chosen], [site.name for site in books]
         for index, site in enumerate(sites):
             context.listen(site.name, site.module, OutputTo(self.table.record, index))

@@ -124,8 +124,7 @@ class RoutingTable(RowTable):
     columns = RouterColumn
 
     def __init__(self, sites: Sequence[tuple[str, int, int]], device: torch.device | str = "cpu") -> None:
-        self._sites = tuple(sites)
-        self.more = max(size for _, size, _ in sites)
+        self._sites, self.more = tuple(sites), max(size for _, size, _ in sites)
         super().__init__(len(sites), device)
 
     def record(self, index: int, output: Any) -> None:
@@ -186,8 +185,14 @@ def codebook_stats(row: Sequence[float]) -> CodebookStats:
     counts = row[CHOSEN:]
     size, codes = len(counts), sum(counts)
     shares = [count / codes if codes else 0.0 for count in counts]
-    used = size - shares.count(0.0)
-    return CodebookStats(int(row[RouterColumn.CALLS]), int(codes), size, used / size, math.exp(_entropy(shares)), max(shares))
+    return CodebookStats(
+        calls=int(row[RouterColumn.CALLS]),
+        codes=int(codes),
+        size=size,
+        usage=(size - shares.count(0.0)) / size,
+        perplexity=math.exp(_entropy(shares)),
+        max_share=max(shares),
+    )
 
 
 def _entropy(shares: Sequence[float]) -> float:

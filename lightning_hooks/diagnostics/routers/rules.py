@@ -105,8 +105,9 @@ class RouterCollapse(Rule, kind="router_collapse", judges="epoch", shares=("thre
         judged = [stats for stats in _of(window.routers, site) if _is_judged(stats, self.min_choices)]
         large = [book for book in _of(window.codebooks, site) if book.size >= self.least_codes]
         books = [book for book in large if book.codes >= max(self.min_choices, 10 * self._fewest(book))]
-        collapsed = any(stats.effective <= self._least(stats) for stats in judged)
-        return collapsed or any(book.perplexity <= self._fewest(book) for book in books)
+        return any(stats.effective <= self._least(stats) for stats in judged) or any(
+            book.perplexity <= self._fewest(book) for book in books
+        )
 
     def _least(self, stats: RouterStats) -> float:
         return stats.top_k + self.threshold * (stats.experts - stats.top_k)

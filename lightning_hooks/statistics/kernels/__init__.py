@@ -54,5 +54,4 @@ def kernels() -> dict[str, str]:
     Returns:
         ``"c"`` or ``"torch"`` for ``"cpu"``; where there is a CUDA device, ``"triton"`` or ``"torch"`` for ``"cuda"``.
     """
-    kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    return {kind: kernels_for(kind).name for kind in kinds}
+    return {kind: kernels_for(kind).name for kind in ("cpu", "cuda") if kind == "cpu" or torch.cuda.is_available()}

@@ -167,15 +167,13 @@ class NativeKernels(HostKernels):
             return super().norms(tensors, zeros)
         norms = torch.empty(len(tensors), dtype=torch.float64)
         counts = torch.empty(len(tensors), dtype=torch.float64) if zeros else None
-        at_counts = None if counts is None else counts.data_ptr()
         (at, k), (sizes_at, _) = map(array.buffer_info, (located.addresses, located.sizes))
-        self._norms(at, sizes_at, k, located.kind, norms.data_ptr(), at_counts)
+        self._norms(at, sizes_at, k, located.kind, norms.data_ptr(), None if counts is None else counts.data_ptr())
         return Norms(norms, counts, located.sizes.tolist())
 
     @override
     def sample(self, tensors: Sequence[Tensor], strides: tuple[int, ...]) -> Any:
-        located = self._locate(tensors)
-        dtype = tensors[0].dtype
+        located, dtype = self._locate(tensors), tensors[0].dtype
         if located is None or dtype not in (torch.float32, torch.float64):
             return super().sample(tensors, strides)
         counts = array("q", [-(-size // stride) for size, stride in zip(located.sizes, strides, strict=True)])

@@ -139,8 +139,7 @@ class Kernels:
         if units.fired is not None:
             others = [dim for dim in range(values.dim()) if dim != units.dim]
             values = _computed(values)
-            peak = values.amax(dim=others) if others else values.reshape(-1)
-            units.fired.logical_or_(peak != 0)
+            units.fired.logical_or_((values.amax(dim=others) if others else values.reshape(-1)) != 0)
 
     def norms(self, tensors: Sequence[Tensor], zeros: bool = False, addresses: Sequence[int] | None = None) -> Norms:
         """L2 norms of tensors, and how many of their elements are zero if that is asked for.
@@ -150,8 +149,7 @@ class Kernels:
             zeros: Whether to count zeros; of a complex element both parts must be zero.
             addresses: What :func:`~.addresses_of` says of them; None where that has not been asked.
         """
-        known = addresses is not None and 0 not in addresses
-        plain = [*map(Tensor.detach, tensors)] if known else all_values(tensors)
+        plain = [*map(Tensor.detach, tensors)] if addresses is not None and 0 not in addresses else all_values(tensors)
         plain = [values if values.itemsize > 1 else values.float() for values in plain]
         real = [*map(as_real, plain)] if any(map(torch.is_complex, plain)) else plain
         # On the CPU in float64, where squares neither overflow nor vanish. The multi-tensor norm is what clip_grad_norm_ itself
@@ -183,8 +181,9 @@ class Kernels:
         norms = norms.to(row_dtype(norms.device)).view(2, -1)
         taken_of = [part.numel() for part in then]
         whole = [math.sqrt(tensor.numel() / count) for tensor, count in zip(tensors, taken_of, strict=True)]
-        factors = torch.tensor((whole, [1 / math.sqrt(count) for count in taken_of]), dtype=norms.dtype)
-        factors = factors.to(norms.device, non_blocking=True)
+        factors = torch.tensor((whole, [1 / math.sqrt(count) for count in taken_of]), dtype=norms.dtype).to(
+            norms.device, non_blocking=True
+        )
         return torch.cat((norms * factors[0], norms[1:] * factors[1]))
 
     def enter(
@@ -224,11 +223,14 @@ class Kernels:
         finite = torch.isfinite(updates).all(0) if valid is None else torch.isfinite(updates).all(0) & valid
         known, counted = rows[indices], finite & torch.isfinite(ratio)
         ratio = torch.where(counted, ratio, 0)
-        known[:, ParameterColumn.RATIO] += ratio
-        known[:, ParameterColumn.RATIO_STEPS] += counted
+        for column, more in (
+            (ParameterColumn.RATIO, ratio),
+            (ParameterColumn.RATIO_STEPS, counted),
+            (ParameterColumn.UPDATES, finite),
+            (ParameterColumn.MOVED, finite & (update > 0)),
+        ):
+            known[:, column] += more
         known[:, ParameterColumn.RATIO_MAX] = torch.maximum(known[:, ParameterColumn.RATIO_MAX], ratio)
-        known[:, ParameterColumn.UPDATES] += finite
-        known[:, ParameterColumn.MOVED] += finite & (update > 0)
         last = slice(ParameterColumn.WEIGHT_NORM, ParameterColumn.WEIGHT_RMS + 1)
         known[:, last] = torch.where(finite[:, None], updates[1:].T, known[:, last])
         rows[indices] = known
@@ -273,13 +275,16 @@ def summarize(values: Tensor, moments: bool = False) -> Tensor:
     shift = deviation.sum(dtype=dtype)
     spread = torch.linalg.vector_norm(deviation, dtype=dtype)
     by = shift / safe_count  # how far the mean is above the pivot
-    row[Column.COUNT] = count
-    row[Column.MEAN] = pivot.to(dtype) + by
-    row[Column.M2] = (spread * spread - by * shift).clamp(min=0)
-    row[Column.MIN] = torch.where(finite, x, math.inf).amin()
-    row[Column.MAX] = torch.where(finite, x, -math.inf).amax()
-    row[Column.ZEROS] = (x == 0).sum(dtype=dtype)
-    row[Column.NONFINITE] = values.numel() - count
+    for column, found in (
+        (Column.COUNT, count),
+        (Column.MEAN, pivot.to(dtype) + by),
+        (Column.M2, (spread * spread - by * shift).clamp(min=0)),
+        (Column.MIN, torch.where(finite, x, math.inf).amin()),
+        (Column.MAX, torch.where(finite, x, -math.inf).amax()),
+        (Column.ZEROS, (x == 0).sum(dtype=dtype)),
+        (Column.NONFINITE, values.numel() - count),
+    ):
+        row[column] = found
     row[Column.NORM : Column.NORM_MAX + 1] = torch.linalg.vector_norm(kept, dtype=dtype)
     if moments:
         row[Column.MOMENT_COUNT : Column.MOMENT_M2 + 1] = row[Column.COUNT : Column.M2 + 1]
