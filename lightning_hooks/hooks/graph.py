@@ -25,8 +25,7 @@ _MULTIPLIES = (*_PRODUCTS, "T", "Transpose", "Permute", "Convolution")
 _SCALES = ("Mul", "Div")
 _LINEAR = (*_SCALES, "Add", "Sub", "Neg", "Sum", "Mean", "NativeDropout")
 _VIEWS = ("View", "UnsafeView", "ReshapeAlias")
-_CUTS = ("Slice", "Select", "Narrow")
-_JOINS = ("Cat", "ConstantPadNd")
+_SHIFTS = ("Slice", "Select", "Narrow", "Cat", "ConstantPadNd")  # by which relative positions are shifted, next to a view
 # Operations that only move or cast values.
 _MOVES = (
     *("View", "UnsafeView", "Reshape", "ReshapeAlias", "Transpose", "Permute", "T", "Squeeze", "Unsqueeze", "Expand", "Slice"),
@@ -65,15 +64,15 @@ def viewed(loss: Tensor) -> Any | None:
         loss: The loss, before backward.
 
     Returns:
-        The node of such a view, or None. Not one that is cut next, or was padded before, as relative positions are shifted; nor one
-        whose first dimension is moved next, as heads are.
+        The node of such a view, or None. Not one of what was cut or padded just before, or is cut next, as relative positions are
+        shifted; nor one whose first dimension is moved next, as heads are.
     """
     for node, name, user in _operations(loss.grad_fn, MOST):
         after: Sequence[int] = node._input_metadata[0].shape if name in _VIEWS and user is not None else ()
         if len(after) < 3 or not _takes_for_one_another(node._saved_self_sym_sizes, after):
             continue
-        shifted = str(user.name()).startswith(_CUTS) or _unmoved(_input(node))[1] in _JOINS
-        if not shifted and getattr(user, "_saved_dim0", 1) != 0:
+        around = {str(user.name()).rstrip(_DIGITS).removesuffix("Backward")}.union(map(itemgetter(1), _operations(_input(node), 3)))
+        if around.isdisjoint(_SHIFTS) and getattr(user, "_saved_dim0", 1) != 0:
             return node
     return None
 

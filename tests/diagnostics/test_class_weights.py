@@ -54,12 +54,12 @@ def test_rare_positives_that_are_weighted_down(weight: float | list[float] | Non
         (lambda x: x.transpose(1, 2).contiguous(), False),
         (lambda x: x.flatten(0, 1), False),
         (lambda x: x.view(5, 6, 2, 2), False),  # heads
-        (lambda x: torch.cat([x, x], 1)[:, :9].relu().view(5, 4, 3, 3, 1), True),  # tokens to a picture
         (lambda x: torch.cat([x] * 3, 1)[:, :16].relu().view(5, 4, 4, 2, 2), False),  # 4 x 4 patches of 2 x 2 pixels
         (lambda x: x.view(5, 1, 6, 4), False),
         (lambda x: x.view(5, 4, 6).transpose(0, 1), False),  # as heads of multi-head attention, samples second
         (lambda x: F.pad(x, (1, 0)).view(5, 5, 6)[:, 1:], False),  # as relative positions are shifted
         (lambda x: x.view(5, 4, 6)[:, 1:], False),
+        (lambda x: x[:, 1:].reshape(5, 4, 5), False),
         (lambda x: F.relu(x.transpose(1, 2)), False),
     ],
 )

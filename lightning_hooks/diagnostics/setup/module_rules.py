@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
@@ -184,8 +183,8 @@ class NeverAway(Rule, kind="set_outside"):
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         away = report.model_setup.weights_away
-        ratios = {name: (stats.update_ratio or 0.0, stats.weight_rms or 0.0) for name, stats in report.parameters.items()}
-        sizes = {name: math.prod(ratios[name]) for name in away if name in ratios}
+        known = {name: report.parameters[name] for name in away if name in report.parameters}
+        sizes = {name: (stats.update_ratio or 0.0) * (stats.weight_rms or 0.0) for name, stats in known.items()}
         steps = [away[name] / size for name, size in sizes.items() if 0 < self.least * size < away[name]]
         if len(steps) == len(away) > 1 and max(steps) < self.steps:
             yield self.alert(
