@@ -7,6 +7,7 @@ from typing import ClassVar
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, percent, where
 from lightning_hooks.diagnostics.causes.code import DROPS_IN_EVAL, NOT_CAST, VIEWED_DIMENSIONS, WRONG_DIMENSION
+from lightning_hooks.diagnostics.causes.wiring import wrong_axis
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 
 
@@ -60,6 +61,22 @@ class ViewedDimensions(Rule, kind="softmax_dim"):
             )  # fmt: skip
 
 
+class OverSamples(Rule, kind="softmax_dim"):
+    """A recurrent layer, or attention, with ``batch_first=False``, PyTorch's default, that is given samples first.
+
+    It runs over the samples of a batch, and takes the places of a sequence for samples.
+    """
+
+    def __call__(self, report: FeatureReport) -> Alerts:
+        for site in report.over_samples[:1]:
+            yield self.alert(
+                report, site, float(len(report.over_samples)), 0.0, "warning",
+                "it has batch_first=False, and is given batches with the samples first: it runs from sample to sample, and what a "
+                "sample gets depends on the others in its batch.",
+                advice=("Pass batch_first=True", "Transpose the first two dimensions of what it is given"),
+            )  # fmt: skip
+
+
 class DropoutInEval(Rule, kind="dropout_in_eval"):
     """Dropout that drops in a module in eval mode: ``F.dropout(x, p)`` does unless it is given ``training=self.training``.
 
@@ -103,20 +120,23 @@ class PrecisionNotApplied(Rule, kind="precision_not_applied", shares=("threshold
             )  # fmt: skip
 
 
-__all__ = ["DropoutInEval", "PrecisionNotApplied", "SoftmaxDim", "ViewedDimensions"]
+__all__ = ["DropoutInEval", "OverSamples", "PrecisionNotApplied", "SoftmaxDim", "ViewedDimensions"]
 
 KINDS = (
     Kind(
         "softmax_dim", "Dimensions that are taken for one another", group="Forward", states="fact", measures="share",
-        causes=(VIEWED_DIMENSIONS, WRONG_DIMENSION),
+        causes=(wrong_axis, VIEWED_DIMENSIONS, WRONG_DIMENSION),
         meaning="A softmax or log_softmax normalises along the wrong dimension: over the samples of the batch, or over the "
-        "queries of an attention whose mask is made for the keys. Or a view takes the dimensions of a tensor for one another.",
+        "queries of an attention whose mask is made for the keys. Or a view takes the dimensions of a tensor for one another, or "
+        "a module with batch_first=False is given samples first.",
         formula="alert if each call is along dimension 0, whose size is that of the batch, and each sample has a target of its "
         "own\n"
         "      or a line along the dimension is masked as a whole, and none along the last one\n"
         "      or of a square matrix line 0 of the last dimension is whole, and in line 0 of this one all but the first number is "
         "masked\n"
         "      or what nll_loss is given has logsumexp = 0 along another dimension than the second, and not along that one\n"
+        "or if a module with batch_first=False puts out a tensor of three dimensions, the first as long as the batch and the "
+        "second not, nor 1,\n   and the batch holds one number a sample\n"
         "or if, in the graph of the first sampled loss, a view has the sizes of its input in another order, or the last of three "
         "second,\n   unless it is cut next, or padded before, or its first dimension is moved next",
         advice=("Pass dim=-1 for classes in the last dimension and for attention scores of shape (…, queries, keys)",

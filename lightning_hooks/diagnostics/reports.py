@@ -67,6 +67,8 @@ class FeatureReport(Report):
         targets: Calls of ``mse_loss``, ``l1_loss``, ``smooth_l1_loss`` and ``huber_loss`` to what they compared.
         representations: Module name to how much its outputs differ from sample to sample, in the window's first sampled batches;
             only modules with the samples along the first dimension of their output.
+        over_samples: Modules with ``batch_first=False`` whose output has the samples along its first dimension, where a batch holds
+            one number a sample.
         softmax: Calls of ``softmax`` and ``log_softmax`` to the dimension along which they normalise.
         dropout: Calls of ``dropout`` with ``p`` above 0, and of ``sdpa`` with ``dropout_p``, to the modes in which they drop.
         id_out_of_range: The id beyond an embedding's table with which training ended; None where it did not end so.
@@ -100,6 +102,7 @@ class FeatureReport(Report):
     residual: dict[str, ResidualStats] = field(default_factory=dict)
     outputs: dict[str, OutputStats] = field(default_factory=dict)
     representations: dict[str, RepresentationStats] = field(default_factory=dict)
+    over_samples: tuple[str, ...] = ()
     softmax: dict[str, SoftmaxUse] = field(default_factory=dict)
     dropout: dict[str, DropoutUse] = field(default_factory=dict)
     precision: PrecisionStats | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import itemgetter
@@ -62,14 +62,17 @@ class RepresentationTable(RowTable):
 
     Attributes:
         size: How many samples the batch under way has; None where that is not known.
+        labelled: Whether it holds one number a sample, which says that samples lie along the first dimension.
+        over_samples: The modules with ``batch_first=False`` that were given samples first then, by their outputs.
     """
 
     columns = RepresentationColumn
 
-    def __init__(self, names: Sequence[str], device: torch.device | str = "cpu") -> None:
+    def __init__(self, names: Sequence[str], device: torch.device | str = "cpu", time_first: Collection[int] = ()) -> None:
         super().__init__(len(names), device)
-        self._names = names
+        self._names, self._time_first = names, time_first
         self.size: int | None = None
+        self.labelled, self.over_samples = False, dict[str, None]()
         self._waiting: dict[tuple[int, ...], tuple[list[int], list[Tensor]]] = {}
 
     def take(self, index: int, output: Any) -> None:
@@ -77,6 +80,8 @@ class RepresentationTable(RowTable):
         found = output if type(output) is Tensor else next(iter(float_tensors(output)), None)
         if self.size is None or not in_memory(found) or not found.is_floating_point():
             return
+        if index in self._time_first and self.labelled and found.dim() == 3 and len(found) == self.size != found.shape[1] > 1:
+            self.over_samples[self._names[index]] = None
         grid = sample_grid(tuple(found.shape), self.size)
         if grid is None:
             return
@@ -114,7 +119,7 @@ class RepresentationTable(RowTable):
         """Return fields of the report."""
         named = zip(self._names, self.lines(packed), strict=True)
         stats = {name: RepresentationStats(int(n), over / within, most) for name, (n, over, within, most) in named if n}
-        return {"representations": stats}
+        return {"representations": stats, "over_samples": tuple(self.over_samples)}
 
 
 @functools.lru_cache(maxsize=256)

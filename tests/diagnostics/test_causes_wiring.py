@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_hooks import TrainingMonitor
+from lightning_hooks import TrainingMonitor, watch
 from lightning_hooks.alerts import Alert, ClipReport, FeatureReport, GradientFlowReport, LossReport, OptimizerStats, ParameterSetup
 from lightning_hooks.clipping.stats import ClipStats
 from lightning_hooks.declare.host import TrainingSetup
@@ -230,3 +230,46 @@ def test_facts_of_a_training_hold_what_is_swapped_and_what_is_strided(monkeypatc
     net.head.weight.data = torch.full((8, 3), torch.nan).t()  # not contiguous, and an alert
     trainer([TrainingMonitor(summary=False, report_dir=None)], max_epochs=1).fit(Classifier(net), loader())
     assert (list(known[0].time_first), list(known[0].strided)) == (["net.body"], ["net.head.weight"])
+
+
+class Order(nn.Module):
+    """A recurrent layer, or attention, over sequences whose last place gives the class."""
+
+    def __init__(self, kind: type[nn.GRU] | type[nn.TransformerEncoderLayer], batch_first: bool) -> None:
+        super().__init__()
+        sizes = (8, 8) if kind is nn.GRU else (8, 2, 16)
+        self.body, self.head = kind(*sizes, batch_first=batch_first), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.body(x)
+        return self.head((found[0] if isinstance(found, tuple) else found)[:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.TransformerEncoderLayer])
+@pytest.mark.parametrize(
+    ("batch_first", "places", "per_place", "found"), [(False, 5, 0, 1), (True, 5, 0, 0), (False, 1, 0, 0), (False, 5, 1, 0)]
+)
+def test_a_module_that_runs_over_the_samples_of_a_batch(
+    kind: Any, batch_first: bool, places: int, per_place: int, found: int
+) -> None:
+    """Labels of their own for each place may come in batches with the places first."""
+    torch.manual_seed(0)
+    net = nn.Sequential(Order(kind, batch_first))
+    optimizer = torch.optim.Adam(net.parameters())
+
+    def loss_of(batch: Any) -> torch.Tensor:
+        x, y = batch
+        return torch.nn.functional.cross_entropy(net(x), y.reshape(len(x), -1)[:, 0])
+
+    batches = [(torch.randn(12, places, 8), torch.randint(3, (12, *[places] * per_place))) for _ in range(10)]
+    with watch(net, optimizer, loss_function=loss_of, every_n_steps=1, summary=False) as monitor:
+        for batch in monitor.batches(batches):
+            optimizer.zero_grad()
+            loss = monitor.loss(batch)
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss)
+        monitor.end_window()
+        alerts = [(one.site, one.causes[0].name, one.remedies[0].code) for one in monitor.alerts if one.kind == "softmax_dim"]
+    site = "0.body" if kind is nn.GRU else "0.body.self_attn"
+    assert alerts == [(site, "wrong_axis", "batch_first=True")] * found

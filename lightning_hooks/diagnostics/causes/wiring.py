@@ -105,7 +105,8 @@ def wrong_axis(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     swapped = [name for name in facts.time_first if any(one == name or one.startswith(f"{name}.") for one in known)]
     if not swapped:
         return None
-    found.add(True, STRONG, f"batch_first is False, and samples are along the first dimension of the output of {swapped[0]}")
+    strength = PROOF if facts.features.over_samples else STRONG
+    found.add(True, strength, f"batch_first is False, and samples are along the first dimension of the output of {swapped[0]}")
     target = ", ".join(f"{name}.batch_first" for name in swapped)
     remedy = Remedy("set", target, to=True, effect="a loss that falls", steps=SOON, code="batch_first=True")
     given = f"{some(swapped, 1)} is given batches with the samples first"

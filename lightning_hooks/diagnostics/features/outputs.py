@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallTable
@@ -19,6 +20,7 @@ from lightning_hooks.diagnostics.loss_inputs.predictions import LossInputs
 from lightning_hooks.diagnostics.loss_inputs.targets import LossTargets
 from lightning_hooks.diagnostics.loss_inputs.validated import ValidatedClasses, ValidatedNumbers
 from lightning_hooks.diagnostics.representations import RepresentationTable, batch_size_of
+from lightning_hooks.hooks.attributes import stored
 from lightning_hooks.hooks.functions import FUNCTIONS, UNMEASURED
 from lightning_hooks.hooks.selection import named_sites
 from lightning_hooks.statistics.tables import ReportedTable
@@ -34,7 +36,8 @@ class OutputParts:
     """
 
     def __init__(self, functional: FunctionalCalls | None, context: Context, sites: Sequence[tuple[str, nn.Module]]) -> None:
-        self.representations = RepresentationTable([name for name, _ in sites], context.host.setup.device)
+        time_first = {place for place, (_, module) in enumerate(sites) if stored(module, "batch_first", True) is False}
+        self.representations = RepresentationTable([name for name, _ in sites], context.host.setup.device, time_first)
         self.precisions = PrecisionTable(sites, str(context.host.setup.description.get("precision", "")))
         self._calls = self.copies = None
         self.tables: dict[str, ReportedTable] = {"representations": self.representations, "precisions": self.precisions}
@@ -51,6 +54,7 @@ class OutputParts:
 
     def _batch_start(self, batch: BatchTensors) -> None:
         size = self.representations.size = batch_size_of(batch)
+        self.representations.labelled = 1 in map(Tensor.dim, map(itemgetter(1), batch))
         if self._calls is not None:
             self._calls.batch_start(batch, size)
 

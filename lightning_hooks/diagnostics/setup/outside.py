@@ -188,12 +188,12 @@ class WeightsWatch:
         taken = torch.stack(moments).cpu() if len({*map(len, moments)}) == 1 else torch.zeros(0, 1)
         values = [*taken[taken.isfinite().all(1)]]  # NaN differs from itself
         same = len(self._moment_steps) >= STILL and len({each.numpy().tobytes() for each in values}) == 1
+        late = max(self._moment_steps, default=0) >= self._began + MANY
         self.still, self._moment_steps = tuple(self._few) if same else (), set()
         known = [each for each in self._earlier if values and len(each) == len(values[0])] + values
         if self.set is None:  # else a pause explains it
             self.returned += returns(known, len(values))
         self._earlier = [*known[:1], *known[1:][-MOMENTS:]]
-        late = self._context.host.position.global_step - self._began >= MANY
         changes = (known[-1] - known[0]).split(self._sizes) if known and late else ()
         self.away = {name: float(change.square().mean().sqrt()) for name, change in zip(self._few, changes, strict=False)}
 
