@@ -46,17 +46,14 @@ class SoftmaxDim(Rule, kind="softmax_dim"):
 
 
 class ViewedDimensions(Rule, kind="softmax_dim"):
-    """A view, or reshape, in the place of a transpose: words for channels, or places for classes.
-
-    It keeps numbers in their order, so that what is taken for one channel are numbers of several places, and of several channels.
-    """
+    """A view, or reshape, in the place of a transpose, which would move the numbers: positions become channels, or classes."""
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         for site in {report.viewed} - {""}:
             yield self.alert(
                 report, site, 1.0, 1.0, "warning",
-                "what it puts out, or what is computed from that, is viewed with its dimensions in another order: a view keeps the "
-                "numbers in theirs, and those of several places are taken for one channel or class.",
+                "its output, or what is computed from it, is viewed with its dimensions in another order: a view moves no numbers, "
+                "so that those of several positions become one channel, or one class.",
                 advice=("Use transpose(1, 2), or permute, in place of view or reshape",),
             )  # fmt: skip
 
@@ -64,13 +61,13 @@ class ViewedDimensions(Rule, kind="softmax_dim"):
 class OverSamples(Rule, kind="softmax_dim"):
     """A recurrent layer, or attention, with ``batch_first=False``, PyTorch's default, that is given samples first.
 
-    It runs over the samples of a batch, and takes the places of a sequence for samples.
+    It runs over the samples of a batch, as if they were the positions of a sequence.
     """
 
     def __call__(self, report: FeatureReport) -> Alerts:
         for site in report.over_samples[:1]:
             yield self.alert(
-                report, site, float(len(report.over_samples)), 0.0, "warning",
+                report, site, 1.0, 1.0, "warning",
                 "it has batch_first=False, and is given batches with the samples first: it runs from sample to sample, and what a "
                 "sample gets depends on the others in its batch.",
                 advice=("Pass batch_first=True", "Transpose the first two dimensions of what it is given"),
@@ -124,11 +121,11 @@ __all__ = ["DropoutInEval", "OverSamples", "PrecisionNotApplied", "SoftmaxDim", 
 
 KINDS = (
     Kind(
-        "softmax_dim", "Dimensions that are taken for one another", group="Forward", states="fact", measures="share",
+        "softmax_dim", "Dimensions that are mixed up", group="Forward", states="fact", measures="share",
         causes=(wrong_axis, VIEWED_DIMENSIONS, WRONG_DIMENSION),
         meaning="A softmax or log_softmax normalises along the wrong dimension: over the samples of the batch, or over the "
-        "queries of an attention whose mask is made for the keys. Or a view takes the dimensions of a tensor for one another, or "
-        "a module with batch_first=False is given samples first.",
+        "queries of an attention whose mask is made for the keys. Or a view mixes up the dimensions of a tensor, or a "
+        "module with batch_first=False is given samples first.",
         formula="alert if each call is along dimension 0, whose size is that of the batch, and each sample has a target of its "
         "own\n"
         "      or a line along the dimension is masked as a whole, and none along the last one\n"

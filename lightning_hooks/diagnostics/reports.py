@@ -154,7 +154,7 @@ class GradientFlowReport(Report):
         loss_sign: 1 if the loss is a distance of outputs from targets, such as a cross entropy, -1 if it is minus one, else 0.
         linear_layers: Of a network that is linear as a whole the first and the last of its layers, and how many these are.
         target_layer: A layer that an optimizer holds, and that has a gradient as the target of a loss alone; empty for none.
-        viewed: The module before a view that takes dimensions for one another; empty for none.
+        viewed: The module before a view that mixes up dimensions; empty for none.
         learning: What of the training learns; None where that is not measured.
         model_setup: What is out of the ordinary in the modules' modes and settings and in the batches.
         largest_losses: The batches of the run so far with the five largest finite losses, the largest first; of a window of more

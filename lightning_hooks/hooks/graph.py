@@ -55,7 +55,7 @@ def made_by(tensor: Tensor) -> str:
 
 
 def viewed(loss: Tensor) -> Any | None:
-    """Return a view that takes dimensions of a tensor for one another: numbers stay in their order, where a transpose moves them.
+    """Return a view that mixes up dimensions of a tensor: numbers stay in their order, where a transpose moves them.
 
     Its sizes are those of the tensor in another order, but for the first one; or the last of three becomes the second of four, as
     channels of tokens do in a picture.
@@ -69,7 +69,7 @@ def viewed(loss: Tensor) -> Any | None:
     """
     for node, name, user in _operations(loss.grad_fn, MOST):
         after: Sequence[int] = node._input_metadata[0].shape if name in _VIEWS and user is not None else ()
-        if len(after) < 3 or not _takes_for_one_another(node._saved_self_sym_sizes, after):
+        if len(after) < 3 or not _mixes_up(node._saved_self_sym_sizes, after):
             continue
         around = {str(user.name()).rstrip(_DIGITS).removesuffix("Backward")}.union(map(itemgetter(1), _operations(_input(node), 3)))
         if around.isdisjoint(_SHIFTS) and getattr(user, "_saved_dim0", 1) != 0:
@@ -77,7 +77,7 @@ def viewed(loss: Tensor) -> Any | None:
     return None
 
 
-def _takes_for_one_another(before: Sequence[int], after: Sequence[int]) -> bool:
+def _mixes_up(before: Sequence[int], after: Sequence[int]) -> bool:
     """Whether sizes are others in another order, but for those of 1, or of four the second is the last of three others."""
     one, other = ([size for size in sizes if size > 1] for sizes in (before, after))
     second = (len(one), len(other)) == (3, 4) and other[-1] != one[-1] == other[1] != one[1]

@@ -63,7 +63,7 @@ def test_rare_positives_that_are_weighted_down(weight: float | list[float] | Non
         (lambda x: F.relu(x.transpose(1, 2)), False),
     ],
 )
-def test_a_view_that_takes_dimensions_for_one_another(change: Any, found: bool) -> None:
+def test_a_view_that_mixes_up_dimensions(change: Any, found: bool) -> None:
     x = torch.randn(5, 6, 4, requires_grad=True) * 1
     assert (viewed((change(x) * 2).sum()) is not None) is found
     assert viewed(torch.zeros(())) is None

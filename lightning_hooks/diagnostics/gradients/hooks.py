@@ -45,7 +45,7 @@ class FirstLossGraph(NamedTuple):
         last_linear: The last.
         n_linear: How many layers it has.
         target_layer: The first layer that learns as the target of a loss alone; empty for none.
-        viewed: The module before a view that takes dimensions for one another; empty for none.
+        viewed: The module before a view that mixes up dimensions; empty for none.
     """
 
     squashed_twice: str = ""

@@ -176,7 +176,7 @@ class SetBack(Rule, kind="set_outside"):
 
 
 class NeverAway(Rule, kind="set_outside"):
-    """Weights that are, many steps after training began, no farther from where it did than a single one takes them."""
+    """Weights that are no more than a step away from where training began, many steps later."""
 
     steps: ClassVar[float] = 1.5  # how many of its steps each weight that is looked at may be away
     least: ClassVar[float] = 0.3  # as many it must be, else the few values that are looked at say nothing
@@ -189,8 +189,8 @@ class NeverAway(Rule, kind="set_outside"):
         if len(steps) == len(away) > 1 and max(steps) < self.steps:
             yield self.alert(
                 report, THE_MODEL, max(steps), self.steps, "warning",
-                f"after {report.step} steps its weights are no farther from where training began than {max(steps):.2g} times one "
-                f"step (limit {self.steps:g}): something sets them back.",
+                f"after {report.step} steps its weights are {max(steps):.2g} steps away from where training began (limit "
+                f"{self.steps:g}): something sets them back.",
             )  # fmt: skip
 
 
