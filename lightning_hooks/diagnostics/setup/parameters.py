@@ -270,9 +270,9 @@ class Unloaded:
 def unloaded(model: nn.Module, optimizers: Iterable[Any], made: Mapping[str, str]) -> Unloaded | None:
     """Find a body that a recipe of fine-tuning does not train, or trains slowly, and that is as it was initialised.
 
-    It comes before what trains. A frozen module of which another one, of the same class and shapes, trains, or of each of its
-    parts, is the target of that one and no body: a target network, the random net that a second one is to predict. ``made``: layer
-    to how it was initialised, where its weights show that.
+    It comes before what trains. A frozen module of which another one, of the same class and shapes, trains is the target of that
+    one and no body: a target network, the random net that a second one is to predict. ``made``: layer to how it was initialised,
+    where its weights show that.
     """
     rates: dict[int, tuple[str, float]] = {}
     for optimizer, groups in groups_of(optimizers):
@@ -286,15 +286,12 @@ def unloaded(model: nn.Module, optimizers: Iterable[Any], made: Mapping[str, str
     learning = {_form(module) for module in model.modules() if all(id(p) in rates for p in module.parameters())}
     modules = [(clean_name(name), module, [p.requires_grad for p in module.parameters()]) for name, module in model.named_modules()]
     frozen = {name: module for name, module, trains in modules if trains and not any(trains)}
-    outer = [(name, module) for name, module in frozen.items() if name.rpartition(".")[0] not in frozen]
-    parts = [
-        (name, module, [child for child in module.children() if any(True for _ in child.parameters())]) for name, module in outer
-    ]
-    copies = [(name, m) for name, m, inner in parts if inner and ({_form(m)} & learning or learning.issuperset(map(_form, inner)))]
-    targets = {clean_name(f"{name}.{inner}") for name, module in copies for inner, _ in module.named_modules()}
+    copies = {name: module for name, module in frozen.items() if _form(module) in learning and any(True for _ in module.children())}
+    targets = {clean_name(f"{name}.{inner}") for name, module in copies.items() for inner, _ in module.named_modules()}
     body = [name for name in made if name in frozen.keys() - targets]
+    first = next((name for name in trained if name in matrices), "")
     tables = {name for name, module, _ in modules if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
-    inputs = next((matrices[name].shape[1] for name in trained if name in matrices and name not in tables), 0)
+    inputs = matrices[first].shape[1] if first and first not in tables else 0
     fed = inputs and any(inputs % len(matrices[name]) == 0 for name in frozen.keys() - targets if name in matrices)
     found = _as_made(body, made) if fed else None
     for of, rate in highest.items():
