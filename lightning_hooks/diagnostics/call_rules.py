@@ -134,8 +134,9 @@ KINDS = (
         "      or what nll_loss is given has logsumexp = 0 along another dimension than the second, and not along that one\n"
         "or if a module with batch_first=False puts out a tensor of three dimensions, the first as long as the batch and the "
         "second not, nor 1,\n   and the batch holds one number a sample\n"
-        "or if, in the graph of the first sampled loss, a view has the sizes of its input in another order, or the last of three "
-        "second,\n   unless it is cut next, or padded before, or its first dimension is moved next",
+        "or if, in the graph of the first sampled loss, a view has the sizes of its input in another order, or makes four "
+        "dimensions of (samples, positions, channels)\n   with channels second, or positions third; not of what was cut or padded "
+        "before, or is cut next, or has its first dimension moved next",
         advice=("Pass dim=-1 for classes in the last dimension and for attention scores of shape (…, queries, keys)",
             "Where samples are weighted against one another on purpose, mute this with rules=['-softmax_dim']"),
     ),

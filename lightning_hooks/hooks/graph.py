@@ -58,7 +58,7 @@ def viewed(loss: Tensor) -> Any | None:
     """Return a view that mixes up dimensions of a tensor: numbers stay in their order, where a transpose moves them.
 
     Its sizes are those of the tensor in another order, but for the first one; or the last of three becomes the second of four, as
-    channels of tokens do in a picture.
+    channels of tokens do in a picture, or the second the third, as positions do behind heads.
 
     Args:
         loss: The loss, before backward.
@@ -78,10 +78,12 @@ def viewed(loss: Tensor) -> Any | None:
 
 
 def _mixes_up(before: Sequence[int], after: Sequence[int]) -> bool:
-    """Whether sizes are others in another order, but for those of 1, or of four the second is the last of three others."""
+    """Whether sizes after a view are those before it in another order, or one of three is at a wrong place among four."""
     one, other = ([size for size in sizes if size > 1] for sizes in (before, after))
-    second = (len(one), len(other)) == (3, 4) and other[-1] != one[-1] == other[1] != one[1]
-    return len(other) > 2 and other[0] == before[0] and (second or (one != other and sorted(one) == sorted(other)))
+    grown = (len(one), len(other)) == (3, 4)
+    second = grown and other[-1] != one[-1] == other[1] != one[1]
+    heads = grown and other[1] != one[1] == other[2] != other[3]
+    return len(other) > 2 and other[0] == before[0] and (second or heads or (one != other and sorted(one) == sorted(other)))
 
 
 def aligns(loss: Tensor) -> bool:

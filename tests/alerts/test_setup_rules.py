@@ -109,6 +109,7 @@ def test_frozen_statistics() -> None:
         ({"settings": {"norm": {"eps": 1.0}}}, "norm", 1.0),
         ({"settings": {"norm": {"eps": 0.99}}}, "", 0.0),
         ({"settings": {"bn": {"momentum": 0.0}}}, "bn", 1.0),
+        ({"settings": {"norm": {"normalized": 1.0}}}, "norm", 1.0),
         ({}, "", 0.0),
     ],
 )

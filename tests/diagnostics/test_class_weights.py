@@ -55,6 +55,8 @@ def test_rare_positives_that_are_weighted_down(weight: float | list[float] | Non
         (lambda x: x.flatten(0, 1), False),
         (lambda x: x.view(5, 6, 2, 2), False),  # heads
         (lambda x: torch.cat([x] * 3, 1)[:, :16].relu().view(5, 4, 4, 2, 2), False),  # 4 x 4 patches of 2 x 2 pixels
+        (lambda x: x.view(5, 2, 6, 2), True),  # heads before positions
+        (lambda x: (x @ torch.ones(4, 8)).view(5, 6, 2, 4).transpose(1, 2), False),
         (lambda x: x.view(5, 1, 6, 4), False),
         (lambda x: x.view(5, 4, 6).transpose(0, 1), False),  # as heads of multi-head attention, samples second
         (lambda x: F.pad(x, (1, 0)).view(5, 5, 6)[:, 1:], False),  # as relative positions are shifted

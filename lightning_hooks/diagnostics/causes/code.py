@@ -280,6 +280,8 @@ NEVER_ZEROED = fact("never_zeroed", "gradients add up, or are lost, between step
 UPSIDE_DOWN = fact("weights_upside_down", "a loss weighs frequent classes more than rare ones", "replace", "the weight of {site}",
                    "one over it", "weight = counts.sum() / (len(counts) * counts), or pos_weight = negatives / positives",
                    strength=PROOF, advice="Weigh each class by one over its number: the rarer it is, the more")  # fmt: skip
+NORM_OF_ONE = fact("norm_of_one", "a layer norm is over a single number", "remove", "{site}", strength=PROOF,
+                   advice="Remove the norm: a single number has no spread")  # fmt: skip
 SMOOTHED = fact("labels_smoothed", "labels are smoothed too far", "set", "label_smoothing of {site}", "0.1", "label_smoothing=0.1",
                 strength=PROOF, advice="Set label_smoothing=0.1: it is the share to spread, not the share to keep")  # fmt: skip
 SAME_BATCHES = fact("same_batches", "the data repeat", "replace", "the loader's samples", "samples that each worker draws once")

@@ -93,7 +93,8 @@ class ModelSetup:
             parameters is frozen if all parameters of the part around it are. Not where they were never trained.
         values_per_channel: Values from which a batch norm in training mode computed each mean, where those are fewer than 16.
         settings: Module to its settings that are unusual: ``p`` of a dropout or a stochastic depth above 0.5, ``eps`` of a norm
-            above 0.01, ``momentum`` below 0.005 of a batch norm that has not been trained.
+            above 0.01, ``momentum`` below 0.005 of a batch norm that has not been trained, ``normalized`` of a layer norm over one
+            number.
         unregistered: Attribute (``net.blocks``) to the modules or tensors it holds that are registered nowhere; module to the
             parameters behind its output that each step creates again.
         vector_decay: Optimizer to its weight decay on biases and norms; only optimizers that hold weights too.

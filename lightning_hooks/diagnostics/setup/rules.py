@@ -52,7 +52,7 @@ class ModuleSettings(Rule, kind="settings"):
             for site, values in setup.settings.items()
             if site not in setup.eval_modes
         }
-        for setting, limit in (("p", self.dropout), ("eps", self.eps), ("momentum", self.left)):
+        for setting, limit in (("p", self.dropout), ("eps", self.eps), ("momentum", self.left), ("normalized", 1.0)):
             far = ((values[setting], site) for site, values in known.items() if values.get(setting, -1.0) >= limit)
             found += [(setting, value, limit, sites) for value, sites in grouped(far).items()]
         for setting, value, limit, (site, *others) in found:
@@ -75,6 +75,10 @@ _EXTREME: dict[str, tuple[str, tuple[str, ...]]] = {
     "eps": (
         "eps is {value:.3g} (limit {limit:.3g}), as large as the variance of ordinary activations",
         ("Set eps=1e-5",),
+    ),
+    "normalized": (
+        "layer norm over a single number: it puts out its bias, whatever it is given",
+        ("Remove the norm: a single number has no spread",),
     ),
     "momentum": (
         "batch norm with a momentum so small that {share} of 0 and 1 are left in its running statistics after all planned steps "
@@ -177,7 +181,7 @@ KINDS = (
     Kind(
         "settings", "An unusual setting of a module or optimizer", group="Set-up", states="fact",
         causes=(
-            wiring.no_activation, weights.small_batches, weights.module_setting, code.UPSIDE_DOWN, code.SMOOTHED,
+            wiring.no_activation, weights.small_batches, weights.module_setting, code.UPSIDE_DOWN, code.SMOOTHED, code.NORM_OF_ONE,
             rates.unusual_setting,
         ),
         meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
@@ -187,7 +191,7 @@ KINDS = (
         formula="alert if a batch norm in training mode has fewer than {ModuleSettings.values} values per channel and batch\n"
         "      or (1 - momentum) ^ planned steps >= {ModuleSettings.left} in a batch norm that has not been trained before\n"
         "      or the p of a dropout or a stochastic depth >= {ModuleSettings.dropout}\n"
-        "      or a norm's eps >= {ModuleSettings.eps}\n"
+        "      or a norm's eps >= {ModuleSettings.eps}, or a layer norm is over a single number\n"
         "      or all layers are linear and nothing is between them, in the graph of the first sampled loss, none of them narrower "
         "than both its neighbours\n"
         "      or a cross entropy whose labels weigh {ClassWeights.ratio} times as much as its classes do\n"

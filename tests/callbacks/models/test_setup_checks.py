@@ -166,15 +166,16 @@ def test_settings_that_are_unusual() -> None:
             self.still, self.kept = nn.BatchNorm1d(8, momentum=0.0), trained_norm()
             self.kept.momentum = 0.0
             self.norm, self.head = nn.LayerNorm(8, eps=1e5), nn.Linear(8, 3)
+            self.one, self.other = nn.LayerNorm(1, elementwise_affine=False), nn.LayerNorm((1, 2), elementwise_affine=False)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.norm(self.kept(self.still(self.usual(self.drop(self.fc(x)))))))
 
     report = fit(Classifier(Unusual()))
     assert report.model_setup.settings == {
-        "net.drop": {"p": 0.95}, "net.still": {"momentum": 0.0}, "net.norm": {"eps": 1e5},
+        "net.drop": {"p": 0.95}, "net.still": {"momentum": 0.0}, "net.norm": {"eps": 1e5}, "net.one": {"normalized": 1.0},
     }  # fmt: skip
-    assert sorted(found(report)) == [("settings", f"net.{name}", "warning") for name in ("drop", "norm", "still")]
+    assert sorted(found(report)) == [("settings", f"net.{name}", "warning") for name in ("drop", "norm", "one", "still")]
 
 
 # Plain lists.
