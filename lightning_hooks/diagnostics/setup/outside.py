@@ -188,7 +188,7 @@ class WeightsWatch:
         taken = torch.stack(moments).cpu() if len({*map(len, moments)}) == 1 else torch.zeros(0, 1)
         values = [*taken[taken.isfinite().all(1)]]  # NaN differs from itself
         same = len(self._moment_steps) >= STILL and len({each.numpy().tobytes() for each in values}) == 1
-        late = max(self._moment_steps, default=0) >= self._began + MANY
+        late = max(self._moment_steps, default=0) >= self._began + MANY and len(values) == len(taken)
         self.still, self._moment_steps = tuple(self._few) if same else (), set()
         known = [each for each in self._earlier if values and len(each) == len(values[0])] + values
         if self.set is None:  # else a pause explains it

@@ -261,7 +261,8 @@ def test_weights_that_are_nan_do_not_return() -> None:
     module = classifier()
     torch.nn.init.constant_(module.net[0].weight, float("nan"))
     monitor = TrainingMonitor(every_n_steps=1, summary=False)
-    trainer([monitor], max_epochs=2).fit(module, loader(n=160))
+    trainer([monitor], max_epochs=2).fit(module, loader(n=240))
+    assert [report.model_setup.weights_away for report in monitor.history["gradients"]] == [{}] * 2
     assert [(r.model_setup.weights_returned, r.model_setup.weights_still) for r in monitor.history["gradients"]] == [(0, ())] * 2
 
 
