@@ -127,6 +127,8 @@ def test_weight_decay_is_not_advised_where_it_is_usual_and_is_where_it_is_not() 
     assert found.causes[0].name == "rate_too_high"
     assert "weight_decay" not in found.text
     cause = judged(rates.unusual_setting, alert("update_too_large", "0-AdamW"), Facts(flow=flow(weight_decay=30.0)))
+    assert judged(rates.unusual_setting, alert("settings", "net.drop"), Facts(flow=flow(weight_decay=30.0))) is None  # of a module
+    assert judged(rates.unusual_setting, alert("settings", "0-AdamW"), Facts(flow=flow(weight_decay=30.0))) == cause
     assert cause is not None
     assert cause.statement == "weight_decay of 0-AdamW is 30; 0.01 is usual."
     assert cause.remedies[0].target == "optimizer.weight_decay"

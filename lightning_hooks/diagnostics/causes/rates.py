@@ -235,6 +235,8 @@ _SETTINGS = {"momentum": (0.99, 0.9), "eps": (1e-3, 1e-8), "weight_decay": (0.3,
 @possible_cause("set optimizer.weight_decay, optimizer.momentum, optimizer.eps, optimizer.lr_decay or optimizer.betas")
 def unusual_setting(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A setting of the optimizer is far out of its usual range."""
+    if alert.kind == "settings" and alert.site not in facts.optimizers:
+        return None  # the setting of a module, or of a loss
     stated: list[str] = []
     remedies: list[Remedy] = []
     for rate in facts.rates():
