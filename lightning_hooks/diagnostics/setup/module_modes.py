@@ -175,7 +175,7 @@ def unusual_settings(model: nn.Module) -> dict[str, dict[str, float]]:
             ("p", share, share > 0.5),
             ("eps", eps, is_norm and eps > 0.01),
             ("momentum", momentum or 0.0, momentum is not None and momentum < SLOW_MOMENTUM),
-            ("normalized", 1.0, isinstance(module, nn.LayerNorm) and math.prod(module.normalized_shape) == 1),
+            ("normalized", 1.0, isinstance(module, nn.LayerNorm) and math.prod(stored(module, "normalized_shape", (0,))) == 1),
         )
         found[clean_name(name)] = {setting: value for setting, value, holds in unusual if holds}
     return {name: settings for name, settings in found.items() if settings}
