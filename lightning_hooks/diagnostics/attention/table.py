@@ -17,6 +17,7 @@ from lightning_hooks.declare.functional_calls import FunctionalCall, FunctionalC
 from lightning_hooks.declare.kinds import Severity
 from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.attention.heads import MASKED, Head
+from lightning_hooks.diagnostics.loss_inputs.leaks import labels_ahead
 from lightning_hooks.hooks.attributes import stored_count
 from lightning_hooks.hooks.tensors import in_memory
 from lightning_hooks.statistics.columns import SUM, Columns, RowTable
@@ -271,9 +272,8 @@ class NextTokens(CallTable):
             samples, length = tokens.shape
             if length >= SHORTEST and target.numel() in (samples * length, samples * (length - 1)):
                 self.host_row(index)[NextColumn.CALLS] += 1
-                labels, later = target.detach().reshape(samples, -1)[:, : length - 1], tokens.detach()[:, 1:].to(target.device)
-                counts = labels != ignored
-                self._count(index, ((labels == later) | ~counts).all() & counts.any() & (later[:, 1:] != later[:, :-1]).any())
+                counts, later, same = labels_ahead(tokens.detach(), target.detach(), ignored, 1)
+                self._count(index, same & counts.any() & (later[:, 1:] != later[:, :-1]).any())
                 return
 
     def _count(self, index: int, found: Tensor) -> None:

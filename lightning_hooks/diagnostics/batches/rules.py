@@ -136,12 +136,12 @@ class InputSize(Rule, kind="feature_scale"):
     rms: float = 100.0
 
     def __call__(self, report: FeatureReport) -> Alerts:
-        layers = report.initial_gains.keys() & {report.first_layer}
-        given = {layer: stats.rms for layer in layers for part, stats in report.layer_inputs.items() if part == "training"}
-        for layer, rms in where(given, lambda rms: rms > self.rms):
+        layer = report.first_layer
+        given = {part: stats for part, stats in report.layer_inputs.items() if part == "training" and layer in report.initial_gains}
+        for _, stats in where(given, lambda stats: stats.rms > self.rms):
             yield self.alert(
-                report, layer, rms, self.rms, "warning",
-                f"what it is given has a root mean square of {rms:.3g} (limit {self.rms:g}), where a size of 1 is usual.",
+                report, layer, stats.rms, self.rms, "warning",
+                f"what it is given has a root mean square of {stats.rms:.3g} (limit {self.rms:g}), where a size of 1 is usual.",
             )  # fmt: skip
 
 

@@ -99,7 +99,8 @@ class TargetCopyTable(CallTable):
             row = self.host_row(index)
             row[CopyColumn.SITE] = max(row[CopyColumn.SITE], table[0] + 1)
         elif self.held and not target.is_floating_point():
-            others = [own for name, (_, own) in self.held.items() if name != "table" and own.numel() == target.numel()]
+            kept = [own for name, (_, own) in self.held.items() if name != "table"]
+            others = [plain_values(own) for own in kept if own.numel() == target.numel()]
             if others:
                 self._count(index, CopyColumn.TOKEN_CALLS, target, *_as_tokens(others, target, ignored))
                 self.rows[index, CopyColumn.TWO_AHEAD] += _two_ahead(others, target, ignored).to(self.rows)
@@ -139,7 +140,7 @@ def _in_column(table: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _as_tokens(tokens: Sequence[Tensor], target: Tensor, ignored: int) -> tuple[Tensor, Tensor, Tensor]:
     """Whether labels that count differ, whether they are the tokens of one of several inputs, and 0; no host sync."""
-    labels, own = target.reshape(-1), torch.stack([plain_values(given).reshape(-1).to(target.device) for given in tokens])
+    labels, own = target.reshape(-1), torch.stack([given.reshape(-1).to(target.device) for given in tokens])
     counts = labels != ignored
     varied = (torch.where(counts, labels, -1).amax() != torch.where(counts, labels, labels.amax()).amin()) & counts.any()
     return varied, varied & ((labels == own) | ~counts).all(1).any(), labels.new_zeros(())
@@ -149,8 +150,24 @@ def _two_ahead(tokens: Sequence[Tensor], target: Tensor, ignored: int) -> Tensor
     """Whether labels that count, and differ, are the tokens of one of several inputs two places ahead; no host sync."""
     found = [target.new_zeros((), dtype=torch.bool)]
     for given in [given for given in tokens if given.shape[1] > 2]:
-        labels, ahead = target.reshape(given.shape)[:, :-2], given[:, 2:].to(target.device)
-        counts = labels != ignored
-        varied = (counts & (labels != given[:, 1:-1].to(labels))).any()
-        found.append(varied & ((labels == ahead) | ~counts).all())
+        counts, later, same = labels_ahead(given, target, ignored, 2)
+        found.append((counts & (later != given[:, 1:-1].to(later))).any() & same)
     return torch.stack(found).any()
+
+
+def labels_ahead(tokens: Tensor, target: Tensor, ignored: int, places: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Which labels count, the tokens so many places ahead, and whether these labels are those tokens; no host sync.
+
+    Args:
+        tokens: Shape ``(samples, length)``.
+        target: As many labels, or those of all places but the last.
+        ignored: The label that does not count.
+        places: How far ahead.
+
+    Returns:
+        Two tensors of shape ``(samples, length - places)``, and one of shape ``()``.
+    """
+    later = tokens[:, places:].to(target.device)
+    labels = target.reshape(len(tokens), -1)[:, : later.shape[1]]
+    counts = labels != ignored
+    return counts, later, ((labels == later) | ~counts).all()

@@ -153,7 +153,8 @@ class LossInputs(CallTable):
             weights = class_weights(call.arguments.get("weight"), target, ignored)
             if weights is not None:
                 self.rows[index, OutputColumn.WEIGHT : OutputColumn.SMOOTHING] += weights.to(self.rows)
-            self.rows[index, OutputColumn.SMOOTHING] += call.arguments.get("label_smoothing", 0.0)
+            if smoothing := call.arguments.get("label_smoothing"):
+                self.rows[index, OutputColumn.SMOOTHING] += smoothing
 
     def add(self, index: int, row: Tensor) -> None:
         """Record what :func:`measure` gives of a call. No host sync; no tensor is kept."""

@@ -143,7 +143,7 @@ def groups(population: Population) -> list[str]:
     chosen += [(group, lambda mutant, group=group: mutant.group == group) for group in GROUPS]  # type: ignore[misc]
     for name, belongs in chosen:
         harmful, harmless = ([m for m in some if belongs(m)] for some in (population.harmful, population.harmless))
-        each = "" if name in ("all", "of one fault", GROUPS[-1]) else by_operator(harmful)
+        each = by_operator(harmful) if name in GROUPS[:-1] else ""
         if harmful or harmless:
             lines.append(f"| {' | '.join([name, *numbers(harmful, harmless), each])} |")
     return lines
