@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_hooks import TrainingMonitor, watch
+from lightning_hooks import TrainingMonitor
 from lightning_hooks.alerts import Alert, ClipReport, FeatureReport, GradientFlowReport, LossReport, OptimizerStats, ParameterSetup
 from lightning_hooks.clipping.stats import ClipStats
 from lightning_hooks.declare.host import TrainingSetup
@@ -25,6 +25,7 @@ from lightning_hooks.diagnostics.representations import RepresentationStats
 from tests.support.bad_steps import failed
 from tests.support.causes import judged
 from tests.support.models import Classifier, loader, trainer
+from tests.support.plain_loop import trained
 
 MODULES = {"net.a": "Linear", "net.b": "Linear", "net": "Sequential"}
 START = {"net.a.weight": TensorFacts(64, 0.0, -0.5, 0.5), "net.b.weight": TensorFacts(64, 0.0, -0.5, 0.5)}
@@ -254,22 +255,12 @@ def test_a_module_that_runs_over_the_samples_of_a_batch(
 ) -> None:
     """Labels of their own for each place may come in batches with the places first."""
     torch.manual_seed(0)
-    net = nn.Sequential(Order(kind, batch_first))
-    optimizer = torch.optim.Adam(net.parameters())
-
-    def loss_of(batch: Any) -> torch.Tensor:
-        x, y = batch
-        return torch.nn.functional.cross_entropy(net(x), y.reshape(len(x), -1)[:, 0])
-
     batches = [(torch.randn(12, places, 8), torch.randint(3, (12, *[places] * per_place))) for _ in range(10)]
-    with watch(net, optimizer, loss_function=loss_of, every_n_steps=1, summary=False) as monitor:
-        for batch in monitor.batches(batches):
-            optimizer.zero_grad()
-            loss = monitor.loss(batch)
-            loss.backward()
-            optimizer.step()
-            monitor.step(loss)
-        monitor.end_window()
-        alerts = [(one.site, one.causes[0].name, one.remedies[0].code) for one in monitor.alerts if one.kind == "softmax_dim"]
+
+    def loss(given: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(given, labels.reshape(len(given), -1)[:, 0])
+
+    _, raised = trained(Order(kind, batch_first), batches, loss, "softmax_dim")
+    alerts = [(one.site, one.causes[0].name, one.remedies[0].code) for one in raised]
     site = "0.body" if kind is nn.GRU else "0.body.self_attn"
     assert alerts == [(site, "wrong_axis", "batch_first=True")] * found

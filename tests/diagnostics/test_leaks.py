@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_hooks import Alert, watch
-from lightning_hooks.alerts import FeatureReport, TargetCopies
+from lightning_hooks.alerts import TargetCopies
+from tests.support.plain_loop import trained
 
 Batch = tuple[Tensor, Tensor]
-
-
-def trained(
-    model: nn.Module, batches: Sequence[Batch], loss: Callable[[Tensor, Tensor], Tensor], kind: str = "target_leak"
-) -> tuple[FeatureReport, list[Alert]]:
-    """Train in a plain loop for one window; what was compared, and the alerts of the kind."""
-    model = nn.Sequential(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def loss_of(batch: Batch) -> Tensor:
-        return loss(model(batch[0]), batch[1])
-
-    with watch(model, optimizer, loss_function=loss_of, every_n_steps=1, summary=False) as monitor:
-        for batch in monitor.batches(batches):
-            optimizer.zero_grad()
-            found = monitor.loss(batch)
-            found.backward()
-            optimizer.step()
-            monitor.step(found)
-        monitor.end_window()
-        assert monitor.features is not None
-        return monitor.features, [alert for alert in monitor.alerts if alert.kind == kind]
 
 
 def table(leaks: Callable[[Tensor, Tensor], object], labels: bool = False, samples: int = 16) -> list[Batch]:
@@ -57,14 +35,14 @@ def mse(outputs: Tensor, target: Tensor) -> Tensor:
 
 
 def test_a_target_that_is_a_column() -> None:
-    report, (alert,) = trained(nn.Linear(5, 1), table(in_column(3)), mse)
+    report, (alert,) = trained(nn.Linear(5, 1), table(in_column(3)), mse, "target_leak")
     assert report.copies == {"mse_loss": TargetCopies(4, 4, 0, 0, 64, 3, "0")}
     assert (alert.site, alert.severity) == ("mse_loss", "warning")
     assert alert.message.startswith("its target is column 3 of what 0 is given, but for the unit, in all 4 batches")
 
 
 def test_labels_that_are_a_column() -> None:
-    report, alerts = trained(nn.Linear(5, 3), table(in_column(0), labels=True), F.cross_entropy)
+    report, alerts = trained(nn.Linear(5, 3), table(in_column(0), labels=True), F.cross_entropy, "target_leak")
     assert report.copies["cross_entropy"].in_column == 4
     assert [alert.site for alert in alerts] == ["cross_entropy"]
 
@@ -79,7 +57,7 @@ def test_labels_that_are_a_column() -> None:
     ],
 )
 def test_other_columns(leaks: Callable[[Tensor, Tensor], object]) -> None:
-    report, alerts = trained(nn.Linear(5, 1), table(leaks), mse)
+    report, alerts = trained(nn.Linear(5, 1), table(leaks), mse, "target_leak")
     assert not report.copies
     assert not alerts
 
@@ -97,7 +75,7 @@ class Divided(nn.Module):
 
 
 def test_a_target_that_the_model_is_not_given() -> None:
-    report, alerts = trained(Divided(), table(in_column(4)), mse)
+    report, alerts = trained(Divided(), table(in_column(4)), mse, "target_leak")
     assert not report.copies
     assert not alerts
 
@@ -129,7 +107,7 @@ def test_labels_that_are_the_tokens(certain: float, shift: int, ignored: int, fo
     torch.manual_seed(0)
     tokens = [torch.randint(20, (4, 12)) for _ in range(10)]
     batches = [(rows, rows.roll(-shift, 1).index_fill(1, torch.arange(ignored), -100)) for rows in tokens]
-    report, alerts = trained(Copies(certain), batches, of_tokens)
+    report, alerts = trained(Copies(certain), batches, of_tokens, "target_leak")
     assert [copies.as_tokens for copies in report.copies.values()] == [4] * (shift == 0)
     assert [alert.site for alert in alerts] == ["cross_entropy"] * found
     if found:
@@ -171,6 +149,6 @@ class Decoder(nn.Module):
 def test_labels_that_are_the_tokens_of_a_decoder(shift: int) -> None:
     torch.manual_seed(0)
     tokens = [torch.randint(20, (4, 2, 12)) for _ in range(10)]
-    report, alerts = trained(Decoder(), [(rows, rows[:, 1].roll(-shift, 1)) for rows in tokens], of_tokens)
+    report, alerts = trained(Decoder(), [(rows, rows[:, 1].roll(-shift, 1)) for rows in tokens], of_tokens, "target_leak")
     assert [copies.as_tokens for copies in report.copies.values()] == [4] * (shift == 0)
     assert [alert.kind for alert in alerts] == ["target_leak"] * (shift == 0)
