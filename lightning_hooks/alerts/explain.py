@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning_hooks.alerts import RULES
 from lightning_hooks.declare.cause import PossibleCause
-from lightning_hooks.declare.kinds import KINDS
+from lightning_hooks.declare.kinds import ALWAYS, KINDS
 from lightning_hooks.declare.rule import Rule, grouped
 from lightning_hooks.judge.weights import record_of
 
@@ -43,7 +43,12 @@ def formula(kind: str) -> str:
 
 def severities(kind: str) -> str:
     """How severe alerts of a kind are, with the default thresholds."""
-    return _with_defaults(kind, KINDS[kind].severities)
+    known = KINDS[kind]
+    if known.inconclusive == ALWAYS:
+        return "info"
+    usual = known.severity_of(0.0)
+    most = f"; critical from {known.critical:g}" if known.critical and usual == "warning" else ""
+    return usual + most + f"; info {_with_defaults(kind, known.inconclusive)}" * bool(known.inconclusive)
 
 
 def _with_defaults(kind: str, text: str) -> str:

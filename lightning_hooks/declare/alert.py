@@ -29,8 +29,8 @@ class Alert:
         threshold: The limit of the rule.
         epoch: The epoch whose report showed it.
         step: The global step at the end of that epoch.
-        severity: ``info`` (worth knowing), ``warning`` (training is likely hurt) or ``critical`` (training is lost unless
-            something changes).
+        severity: ``info`` (worth knowing), ``warning`` (training is probably harmed) or ``critical`` (numbers are lost, or nothing
+            learns any more).
         message: What was measured, in one sentence with its numbers.
         since_step: The global step at which it was first seen, and has been since: exact where every step is seen, else the
             end of the epoch that showed it first. None in what a rule returns; set when the alert is accepted.

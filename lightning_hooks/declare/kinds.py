@@ -12,6 +12,7 @@ from lightning_hooks.declare.cause import PossibleCause
 
 Severity = Literal["info", "warning", "critical"]
 
+ALWAYS = "always"  # as ``inconclusive``
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")  # from what is worth knowing to what ends a training
 REARM = 2  # reports without an alert after which it is over
 
@@ -41,7 +42,10 @@ class Kind:
         advice: What to try, as short imperatives without a full stop, the most likely remedy first.
         states: What it is when one is found: a ``fact``, which is wrong in itself; a ``symptom``, which may do no harm and has a
             cause elsewhere; an ``outcome``, the course of the loss; or ``own``, what a rule of the user's found.
-        severities: How severe its alerts are, the usual one first; with fields of rules as in ``formula``.
+        inconclusive: Where a finding is not enough to be a problem, but an info; with fields of rules as in ``formula``. Empty if
+            it is enough everywhere, :data:`ALWAYS` if it is nowhere.
+        critical: The value from which on an alert is critical, as numbers are lost or nothing learns any more; below it, or if that
+            is None, it is a warning.
         about: What its alerts are about: a ``window``; one training ``batch``, whose evidence may be kept; or the batch at which a
             value was ``nonfinite`` first.
         measures: What an alert's value is: a ``share``, a ``number``, or ``nothing`` that is worth writing.
@@ -58,12 +62,17 @@ class Kind:
     formula: str
     advice: tuple[str, ...]
     states: States = "fact"
-    severities: str = "warning"
+    inconclusive: str = ""
+    critical: float | None = None
     about: Literal["window", "batch", "nonfinite"] = "window"
     measures: Literal["share", "number", "nothing"] = "number"
     limit: float = 0.0
     quotes_sample: bool = False
     causes: tuple[PossibleCause, ...] = ()
+
+    def severity_of(self, value: float) -> Severity:
+        """How severe a problem of this kind is that is found for certain."""
+        return "warning" if self.critical is None or value < self.critical else "critical"
 
 
 KINDS: dict[str, Kind] = {}  # of the built-in rules, in the order of causes; the package of alerts fills it from their files

@@ -1,4 +1,4 @@
-"""What every built-in rule has: its sites, how often a problem must be found, and how severe it is."""
+"""What every built-in rule has: its sites, how often a problem must be found, and the findings that it makes."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Alerts = Iterator[Alert]
 class Rule:
     """Base class of the built-in rules, and of your own if they are to be chosen by site and tuned in YAML.
 
-    A rule is a pure function of a report: ``rule(report)`` yields alerts. The report knows those of earlier windows:
-    ``report.first``, ``report.previous()`` and ``report.earlier``. The annotation of the argument decides which reports it gets;
-    without one, all. A subclass is a frozen dataclass, whose thresholds are fields; its ``kind``, and what else holds for the whole
-    class, may be given with the base: ``class Quiet(Rule, kind="quiet")``.
+    A rule is a pure function of a report: ``rule(report)`` yields findings, as :meth:`finding` makes them. The report knows those
+    of earlier windows: ``report.first``, ``report.previous()`` and ``report.earlier``. The annotation of the argument decides which
+    reports it gets; without one, all. A subclass is a frozen dataclass, whose thresholds are fields; its ``kind``, and what else
+    holds for the whole class, may be given with the base: ``class Quiet(Rule, kind="quiet")``.
 
     Attributes:
         sites: Glob patterns of the sites it applies to. The earlier rule of the same class applies to the others.
         times: The alert counts only after it was found in ``times`` …
         of: … of the last ``of`` reports.
-        severity: The severity of its alerts, instead of the one that the rule chooses.
+        severity: The severity of its alerts, instead of that which follows from a finding and its probability.
 
     Example:
         >>> from lightning_hooks.alerts import Dead
@@ -79,34 +79,37 @@ class Rule:
         """Whether the rule applies to a site."""
         return matches(self.sites, site)
 
-    def alert(
+    def finding(
         self,
         report: Any,
         site: str,
         value: float,
         threshold: float,
-        severity: Severity,
         message: str,
         since_step: int | None = None,
         batch: int | None = None,
         advice: tuple[str, ...] = (),
+        conclusive: object = True,
     ) -> Alert:
-        """Make an alert of this rule's kind on a report's epoch and step.
+        """Make a finding of this rule's kind on a report's epoch and step. How severe it is follows from its kind and value.
 
         Args:
             report: The report.
             site: Where.
             value: What was measured.
             threshold: The limit of the rule.
-            severity: How severe it is, unless the user has set that.
             message: What was measured, in one sentence with its numbers.
             since_step: The global step at which it was first seen, where that is known.
             batch: The training batch at which it was first seen, where that is known.
             advice: What to try, where that depends on what was seen; empty for that of its kind.
+            conclusive: Whether it is enough to be a problem without anything else. What is not is evidence for causes, and an
+                info in the report.
         """
+        known = kind_of(self.kind)
+        severity = self.severity or (known.severity_of(value) if conclusive else "info")
         return Alert(
-            self.kind, site, value, threshold, report.epoch, report.step, self.severity or severity,
-            message, since_step, batch=batch, advice=advice or kind_of(self.kind).advice,
+            self.kind, site, value, threshold, report.epoch, report.step, severity,
+            message, since_step, batch=batch, advice=advice or known.advice,
         )  # fmt: skip
 
 
@@ -120,11 +123,6 @@ Rule.__setattr__ = Rule.__delattr__ = _frozen  # type: ignore[assignment,method-
 def where(found: Mapping[str, S], holds: Callable[[S], object]) -> list[tuple[str, S]]:
     """The sites for which something holds, each with what is known of it, in their order."""
     return [(site, stats) for site, stats in found.items() if holds(stats)]
-
-
-def graded(harm: object, most: Severity = "warning") -> Severity:
-    """A warning, or what is given, where something does harm; else an info."""
-    return most if harm else "info"
 
 
 def percent(share: float) -> str:

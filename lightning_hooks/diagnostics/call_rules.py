@@ -23,22 +23,22 @@ class SoftmaxDim(Rule, kind="softmax_dim"):
     def __call__(self, report: FeatureReport) -> Alerts:
         for site, use in report.softmax.items():
             if use.over_batch == use.calls:
-                yield self.alert(
-                    report, site, 1.0, 1.0, "warning",
+                yield self.finding(
+                    report, site, 1.0, 1.0,
                     "it normalises along the first dimension, which are the samples of the batch: what a sample gets depends on "
                     "the others in its batch, and the classes of one sample do not sum to 1.",
                 )  # fmt: skip
             elif use.against_mask:
-                yield self.alert(
-                    report, site, use.against_mask / use.calls, 0.0, "warning",
+                yield self.finding(
+                    report, site, use.against_mask / use.calls, 0.0,
                     f"it normalises along the queries in {use.against_mask} of {use.calls} calls: along its dimension whole lines "
                     "are masked, or all but what comes later, as across a mask for the keys: tokens see what comes after them.",
                 )  # fmt: skip
         for site, stats in where(
             report.outputs, lambda stats: 0 < stats.across == stats.calls and stats.log_probabilities <= self.share
         ):
-            yield self.alert(
-                report, site, 1.0, 1.0, "warning",
+            yield self.finding(
+                report, site, 1.0, 1.0,
                 "its inputs are logarithms of probabilities that sum to 1 along a dimension other than that of the classes, the "
                 f"second, in all of its {stats.calls} sampled calls: those of one sample do not sum to 1.",
                 advice=("Pass dim=1 to log_softmax",),
@@ -50,8 +50,8 @@ class ViewedDimensions(Rule, kind="softmax_dim"):
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         for site in {report.viewed} - {""}:
-            yield self.alert(
-                report, site, 1.0, 1.0, "warning",
+            yield self.finding(
+                report, site, 1.0, 1.0,
                 "its output, or what is computed from it, is viewed with its dimensions in another order: a view moves no numbers, "
                 "so that those of several positions become one channel, or one class.",
                 advice=("Use transpose(1, 2), or permute, in place of view or reshape",),
@@ -66,8 +66,8 @@ class OverSamples(Rule, kind="softmax_dim"):
 
     def __call__(self, report: FeatureReport) -> Alerts:
         for site in report.over_samples[:1]:
-            yield self.alert(
-                report, site, 1.0, 1.0, "warning",
+            yield self.finding(
+                report, site, 1.0, 1.0,
                 "it has batch_first=False, and is given batches with the samples first: it runs from sample to sample, and what a "
                 "sample gets depends on the others in its batch.",
                 advice=("Pass batch_first=True", "Transpose the first two dimensions of what it is given"),
@@ -84,8 +84,8 @@ class DropoutInEval(Rule, kind="dropout_in_eval"):
     def __call__(self, report: FeatureReport) -> Alerts:
         for site, use in where(report.dropout, lambda use: use.in_eval_mode or use.in_validation):
             is_sdpa = "sdpa" in site.rpartition("/")[2]
-            yield self.alert(
-                report, site, use.p, 0.0, "warning",
+            yield self.finding(
+                report, site, use.p, 0.0,
                 f"it drops {percent(use.p)} {use.where}: results there are noisy, and differ from run to run.",
                 advice=(
                     f"Pass {('training=self.training', 'dropout_p=self.p if self.training else 0.0')[is_sdpa]}",
@@ -109,8 +109,8 @@ class PrecisionNotApplied(Rule, kind="precision_not_applied", shares=("threshold
         precision = report.precision
         if precision is not None and precision.full_share > self.threshold:
             layers, more = ", ".join(precision.full[:3]), ", …" * (len(precision.full) > 3)
-            yield self.alert(
-                report, precision.full[0], precision.full_share, self.threshold, "warning",
+            yield self.finding(
+                report, precision.full[0], precision.full_share, self.threshold,
                 f"precision is {precision.asked}, but {len(precision.full)} of {precision.layers} linear and convolution layers, "
                 f"with {percent(precision.full_share)} of their weights (limit {percent(self.threshold)}), put out float32 "
                 f"({layers}{more}).",

@@ -256,11 +256,6 @@ def falls_within(report: GradientFlowReport, to: float = 1.0, least: int = 4) ->
     return len(losses) >= max(least, 4) and sum(losses[-quarter:]) < to * sum(losses[:quarter])
 
 
-def surely_falls(report: GradientFlowReport) -> bool:
-    """Whether the loss falls, in the first window by more than chance makes of a few batches."""
-    return loss_falls(report) if report.earlier else falls_within(report, 0.9, 16)
-
-
 def only_the_first_step(report: FeatureReport | GradientFlowReport) -> bool:
     """Whether only the first batch of training was sampled: what is initialised to zero is still zero then, as it should be."""
     return report.epoch == 0 and report.sampled_batches == 1

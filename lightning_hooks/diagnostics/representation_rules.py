@@ -42,8 +42,8 @@ class RepresentationCollapse(Rule, kind="representation_collapse", judges="epoch
             if end in collapsed and self._lasts(report, end):
                 site = collapsed[-1]
                 ratio = report.representations[site].ratio
-                yield self.alert(
-                    report, site, ratio, self.threshold, "warning",
+                yield self.finding(
+                    report, site, ratio, self.threshold,
                     f"its output is the same for all samples of a batch, and it stays so up to {end}: variance over samples is "
                     f"{ratio:.2g} of that within a sample (limit {self.threshold:.2g}), and was "
                     f"{self._first(report, site):.2g}.",
@@ -82,8 +82,8 @@ class SameOutputs(Rule, kind="representation_collapse"):
         same = list(takewhile(lambda site: report.representations[site].largest_ratio <= self.ratio, measured))
         for loss, stats in given:
             if self.calls <= stats.calls == stats.same and not report.same_samples:
-                yield self.alert(
-                    report, [loss, *same][-1], float(stats.same), float(self.calls), "warning",
+                yield self.finding(
+                    report, [loss, *same][-1], float(stats.same), float(self.calls),
                     f"what {loss} is given is the same for all samples, in all of its {stats.calls} sampled calls: it does not "
                     "depend on the input.",
                     advice=("Compare the outputs of two samples, layer by layer, and look where they become the same",),

@@ -32,17 +32,17 @@ CLIP = ClipStats(
 
 @pytest.fixture(autouse=True)
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Alert]]:
-    """The alerts that a test makes rules raise; their values are beyond the limits that they state."""
+    """The findings that a test makes rules state; their values are beyond the limits that they state."""
     found: list[tuple[Rule, Alert]] = []
-    alert = Rule.alert
+    finding = Rule.finding
 
     def kept(self: Rule, *args: Any, **kwargs: Any) -> Alert:
-        found.append((self, alert(self, *args, **kwargs)))
+        found.append((self, finding(self, *args, **kwargs)))
         alerts.append(found[-1][1])
         return alerts[-1]
 
     alerts: list[Alert] = []
-    monkeypatch.setattr(Rule, "alert", kept)
+    monkeypatch.setattr(Rule, "finding", kept)
     yield alerts
     for rule, one in found:
         assert_beyond(rule, one)

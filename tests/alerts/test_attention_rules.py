@@ -110,7 +110,7 @@ def test_attention_uniform(changes: Any, step: int, alerts: Any) -> None:
         ({"masked_rows": 0.3}, "info"),
         ({"masked_rows": 0.3, "nonfinite_rows": 0.5}, "info"),  # NaN that come from elsewhere
         ({"masked_rows": 0.3, "masked_samples": 0.1}, "warning"),
-        ({"masked_rows": 0.3, "masked_nonfinite_rows": 0.3}, "critical"),
+        ({"masked_rows": 0.3, "masked_nonfinite_rows": 0.3}, "warning"),
     ],
 )
 def test_masked_rows(changes: Any, severity: str) -> None:

@@ -1,12 +1,13 @@
 """Every kind of alert has a title and advice, and so has every alert of a built-in rule."""
 
+import ast
 import dataclasses
 import inspect
 
 import pytest
 
 from lightning_hooks import alerts
-from lightning_hooks.alerts import ALERT_KINDS, FILES, RULES, Rule, declared_in
+from lightning_hooks.alerts import ALERT_KINDS, FILES, RULES, Dead, Rule, declared_in
 from lightning_hooks.alerts.explain import rules_that_raise, thresholds_of
 from lightning_hooks.declare.kinds import KINDS
 from lightning_hooks.declare.rulebook import reports_of
@@ -71,14 +72,33 @@ def test_a_kind_has_a_title_and_advice(kind):
         assert len(step) <= 100
 
 
+# With them numbers are lost, or nothing learns any more
+CRITICAL = {"nonfinite", "loss_nonfinite", "id_out_of_range", "ranks_differ", "dead"}
+
+
 @pytest.mark.parametrize("rule", BUILT_IN)
 def test_an_alert_of_every_built_in_rule_says_what_to_try(rule):
     assert any(isinstance(one, rule) for book in RULES.values() for one in book), "a rule that nobody asks"
-    made = rule().alert(Report(), "layer", 2.0, 1.0, "warning", "it is so.")
+    made = rule().finding(Report(), "layer", 2.0, 1.0, "it is so.")
     assert (made.title, made.message, made.diagnosis) == (KINDS[rule.kind].title, "it is so.", "")
     assert made.advice
     assert made.text == " ".join(["it is so.", *(f"{step}." for step in made.advice)])
     what, *rest = str(made).splitlines()
-    assert what == f"[warning] {rule.kind} at layer (epoch 3, step 40): it is so."
+    severity = "critical" if rule.kind in CRITICAL else "warning"
+    assert what == f"[{severity}] {rule.kind} at layer (epoch 3, step 40): it is so."
     assert len(rest) == 1
     assert rest[0].startswith("  try: ")
+
+
+def test_how_severe_a_finding_is_follows_from_its_kind_its_value_and_whether_it_is_conclusive():
+    found = [Dead().finding(Report(), "relu", share, 0.7, "they never fire.").severity for share in (0.99, 1.0)]
+    assert found == ["warning", "critical"]
+    assert Dead().finding(Report(), "relu", 1.0, 0.7, "they never fire.", conclusive=False).severity == "info"
+    assert Dead(severity="warning").finding(Report(), "relu", 1.0, 0.7, "they never fire.").severity == "warning"
+    assert Rule(severity="critical").finding(Report(), "relu", 1.0, 0.7, "it is so.", conclusive=[]).severity == "critical"
+
+
+@pytest.mark.parametrize("rule", BUILT_IN)
+def test_no_built_in_rule_states_a_severity(rule):
+    names = {node.value for node in ast.walk(ast.parse(inspect.getsource(rule))) if isinstance(node, ast.Constant)}
+    assert not names & {"warning", "critical", "info"}

@@ -18,7 +18,7 @@ from lightning_hooks.declare.cause import (
     replace,
     rounded,
 )
-from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.kinds import ALWAYS, Kind
 from lightning_hooks.declare.rule import Alerts, Rule, percent
 from lightning_hooks.diagnostics.attention.table import AttentionReport, AttentionStats
 from lightning_hooks.diagnostics.causes import rates, weights
@@ -94,14 +94,14 @@ class AttentionLogits(Rule, kind="attention_logits"):
             begin, end = stats.begin_max_logit, stats.end_max_logit
             limit = max(self.growth * max(begin, 1.0), self.least)
             if stats.half_precision and stats.max_logit > self.threshold:
-                yield self.alert(
-                    report, site, stats.max_logit, self.threshold, "warning",
+                yield self.finding(
+                    report, site, stats.max_logit, self.threshold,
                     f"its largest logit is {stats.max_logit:.3g} in half precision (limit {self.threshold:g}): rounding to "
                     "bfloat16 changes probabilities by 10% there.",
                 )  # fmt: skip
             elif end > limit:
-                yield self.alert(
-                    report, site, end, limit, "warning",
+                yield self.finding(
+                    report, site, end, limit,
                     f"its largest logit grew from {begin:.3g} to {end:.3g} within this window (limit {limit:.3g}).",
                 )  # fmt: skip
 
@@ -129,8 +129,8 @@ class AttentionCollapse(Rule, kind="attention_collapse", shares=("threshold",)):
         limit = max(self.threshold, self.everywhere * all_do)
         for site, stats in sorted(report.sites.items(), key=lambda item: item[1].entropy):
             if collapsed := self._collapsed(stats, limit):
-                yield self.alert(
-                    report, site, statistics.fmean(collapsed), limit, "warning",
+                yield self.finding(
+                    report, site, statistics.fmean(collapsed), limit,
                     f"{len(collapsed)} of its {len(stats.heads)} heads attend to a single key: their entropy is below "
                     f"{percent(limit)} of its maximum{', in all attention layers' * all_do}, and the softmax (largest logit "
                     f"{stats.max_logit:.3g}) passes almost no gradient.",
@@ -155,10 +155,11 @@ class AttentionUniform(Rule, kind="attention_uniform", judges="epoch", shares=("
         for site, stats in report.sites.items():
             lowest = min((head.entropy for head in stats.heads), default=0.0)
             if lowest > self.threshold and report.step >= self.min_steps:
-                yield self.alert(
-                    report, site, lowest, self.threshold, "info",
+                yield self.finding(
+                    report, site, lowest, self.threshold,
                     f"all of its heads attend to all keys alike after {report.step} steps: their entropy is above "
                     f"{percent(self.threshold)} of its maximum.",
+                    conclusive=False,
                 )  # fmt: skip
 
 
@@ -171,10 +172,11 @@ class MaskedRows(Rule, kind="masked_rows"):
 
     def __call__(self, report: AttentionReport) -> Alerts:
         for site, stats in report.sites.items():
-            for severity, value, more in stats.masked[:1]:
-                yield self.alert(
-                    report, site, value, 0.0, severity,
+            for conclusive, value, more in stats.masked[:1]:
+                yield self.finding(
+                    report, site, value, 0.0,
                     f"{percent(stats.masked_rows)} of its queries may attend to no key{more.format(percent(value))}.",
+                    conclusive=conclusive,
                 )  # fmt: skip
 
 
@@ -186,8 +188,8 @@ class TargetShown(Rule, kind="masked_rows"):
 
     def __call__(self, report: AttentionReport) -> Alerts:
         for site in report.target_shown[:1]:
-            yield self.alert(
-                report, site, 1.0, 0.0, "warning",
+            yield self.finding(
+                report, site, 1.0, 0.0,
                 "a query may attend to the token that comes next, and this token is its target in the cross entropy: the loss "
                 "falls without anything being learned that holds where the next token is not known.",
                 advice=("Pass is_causal=True, or a mask that hides what comes later",
@@ -230,7 +232,7 @@ KINDS = (
         meaning="All heads of an attention layer still attend to all keys alike after 1000 steps. The layer only takes a mean.",
         formula="alert if entropy > {AttentionUniform.threshold} in every head, after {AttentionUniform.min_steps} optimizer "
         "steps",
-        severities="info",
+        inconclusive=ALWAYS,
         advice=("Check that queries and keys differ between positions", "Check the gradients of the query and key weights"),
     ),
     Kind(
@@ -245,7 +247,7 @@ KINDS = (
         "a warning if none of the rows of a sample has a key\n"
         "      or if the labels of a cross entropy are the embedded tokens moved by one, and queries of all attentions of these "
         "tokens may attend to the next one",
-        severities="critical where rows become NaN; warning where a sample has no key, or the target is shown; else info",
+        inconclusive="where each sample has queries with a key, and no row becomes NaN",
         advice=("Check what True means: nn.MultiheadAttention hides such a key, scaled_dot_product_attention shows it",
             "Leave out samples that are all padding"),
     ),

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from lightning_hooks.declare.context import Context
 from lightning_hooks.declare.functional import CallTable
 from lightning_hooks.declare.functional_calls import FunctionalCall, FunctionalCalls
-from lightning_hooks.declare.kinds import Severity
 from lightning_hooks.declare.window import Report
 from lightning_hooks.diagnostics.attention.heads import MASKED, Head
 from lightning_hooks.diagnostics.loss_inputs.leaks import labels_ahead
@@ -80,14 +79,14 @@ class AttentionStats:
     half_precision: bool = False
 
     @property
-    def masked(self) -> list[tuple[Severity, float, str]]:
-        """What masks that hide all keys do, the worst first: how severe it is, a share, and a clause that may state it."""
-        found: list[tuple[bool, Severity, float, str]] = [
-            (self.masked_nonfinite_rows > 0, "critical", self.masked_rows, ", and their softmax over minus infinity alone is NaN"),
-            (self.masked_samples > 0, "warning", self.masked_samples, "; in {} of the samples none may"),
-            (True, "info", self.masked_rows, ""),
+    def masked(self) -> list[tuple[bool, float, str]]:
+        """What masks that hide all keys do, the worst first: whether it does harm, a share, and a clause that may state it."""
+        found = [
+            (self.masked_nonfinite_rows > 0, True, self.masked_rows, ", and their softmax over minus infinity alone is NaN"),
+            (self.masked_samples > 0, True, self.masked_samples, "; in {} of the samples none may"),
+            (True, False, self.masked_rows, ""),
         ]
-        return [(severity, share, text) for holds, severity, share, text in found if holds and self.masked_rows > 0]
+        return [(harm, share, text) for holds, harm, share, text in found if holds and self.masked_rows > 0]
 
 
 def attention_stats(lines: Sequence[Sequence[float]]) -> AttentionStats:

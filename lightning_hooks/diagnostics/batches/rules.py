@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, percent, where
+from lightning_hooks.declare.rule import Alerts, Rule, percent, where
 from lightning_hooks.diagnostics.batches.hashes import BatchCounts
 from lightning_hooks.diagnostics.causes import code, data
 from lightning_hooks.diagnostics.ranks import TOLERANCE
@@ -32,10 +33,11 @@ class LabelsIgnored(Rule, kind="labels_ignored", shares=("threshold",)):
         for site, ignored, of, what, targets, lost in _ignored(report):
             if ignored:
                 many = ignored / of >= self.threshold
-                yield self.alert(
-                    report, site, ignored / of, self.threshold * many, graded(lost or many),
+                yield self.finding(
+                    report, site, ignored / of, self.threshold * many,
                     f"all targets are ignore_index in {ignored} of {what} ({percent(targets)} of all targets): "
                     f"{('it', 'cross entropy')[site == THE_DATA]} averages over nothing, which is NaN.",
+                    conclusive=lost or many,
                 )  # fmt: skip
 
 
@@ -69,10 +71,11 @@ class BatchRepeated(Rule, kind="batch_repeated", shares=("threshold",)):
         batches = report.model_setup.batches
         if batches.compared >= self.min_batches and batches.repeated >= self.threshold * batches.compared:
             one_sample = batches.repeated == batches.compared and report.learning is not None and report.learning.batch_size == 1
-            yield self.alert(
-                report, THE_DATA, batches.repeated / batches.compared, self.threshold, graded(not one_sample),
+            yield self.finding(
+                report, THE_DATA, batches.repeated / batches.compared, self.threshold,
                 f"{batches.repeated} of {batches.compared} sampled batches are the same as the batch after them, or a tensor of "
                 f"theirs is (limit {percent(self.threshold)}): the model sees few different samples.",
+                conclusive=not one_sample,
             )  # fmt: skip
 
 
@@ -91,8 +94,8 @@ class FewSamples(Rule, kind="batch_repeated"):
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         for _, found in where({THE_DATA: report.model_setup.batches}, self._holds):
-            yield self.alert(
-                report, THE_DATA, found.seen / found.samples, self.share, "warning",
+            yield self.finding(
+                report, THE_DATA, found.seen / found.samples, self.share,
                 f"{found.seen} of {found.samples} samples had come in an earlier batch of the same epoch (limit "
                 f"{percent(self.share)}), {found.copies} are copies of others of their own batch, and no more than "
                 f"{found.distinct} that were read are different.",
@@ -117,8 +120,8 @@ class FeatureScale(Rule, kind="feature_scale"):
 
     def __call__(self, report: FeatureReport) -> Alerts:
         for site, scales in where(report.feature_scales, lambda scales: scales.ratio > self.ratio):
-            yield self.alert(
-                report, site, scales.ratio, self.ratio, "warning",
+            yield self.finding(
+                report, site, scales.ratio, self.ratio,
                 f"feature {scales.feature} of the {scales.features} that it is given is {scales.ratio:.2g} times as large as "
                 f"the median of them (limit {self.ratio:g}): its root mean square is {scales.rms:.2g}.",
             )  # fmt: skip
@@ -139,8 +142,8 @@ class InputSize(Rule, kind="feature_scale"):
         layer = report.first_layer
         given = {part: stats for part, stats in report.layer_inputs.items() if part == "training" and layer in report.initial_gains}
         for _, stats in where(given, lambda stats: stats.rms > self.rms):
-            yield self.alert(
-                report, layer, stats.rms, self.rms, "warning",
+            yield self.finding(
+                report, layer, stats.rms, self.rms,
                 f"what it is given has a root mean square of {stats.rms:.3g} (limit {self.rms:g}), where a size of 1 is usual.",
             )  # fmt: skip
 
@@ -157,8 +160,8 @@ class Placeholder(Rule, kind="feature_scale"):
     def __call__(self, report: FeatureReport) -> Alerts:
         value, times = data.farthest(report)
         if value in data.NINES and times > self.ratio:
-            yield self.alert(
-                report, THE_DATA, times, self.ratio, "warning",
+            yield self.finding(
+                report, THE_DATA, times, self.ratio,
                 f"batch{report.input_place} holds {value:g}, which stands for what is missing in many data sets: it is "
                 f"{times:.3g} times the root mean square of all its numbers (limit {self.ratio:g}).",
                 advice=("Replace it by the mean of the feature, and add a feature that says where it was missing",),
@@ -171,8 +174,8 @@ class IdOutOfRange(Rule, kind="id_out_of_range", urgent=True):
     def __call__(self, report: FeatureReport) -> Alerts:
         found = report.id_out_of_range
         if found is not None:
-            yield self.alert(
-                report, found.site, found.id, found.rows * (found.id >= 0), "critical",
+            yield self.finding(
+                report, found.site, found.id, found.rows * (found.id >= 0),
                 f"id {found.id} in a table of {found.rows} rows, at {list(found.index)} of {found.where}.",
                 batch=found.batch,
             )  # fmt: skip
@@ -197,7 +200,7 @@ class RanksDiffer(Rule, kind="ranks_differ", shares=("threshold",)):
             number, limit = getattr(found, found.what), percent(self.threshold)
             share = f"{percent(found.difference)} (limit {limit}), at {number} of {found.compared} parameters"
             message = _DIFFERENCES[found.what].format(share)
-            yield self.alert(report, found.parameter, found.difference, self.threshold, "critical", message)
+            yield self.finding(report, found.parameter, found.difference, self.threshold, message)
 
 
 _DIFFERENCES = {
@@ -218,8 +221,8 @@ class RanksSameBatch(Rule, kind="ranks_same_batch"):
     def __call__(self, report: GradientFlowReport) -> Alerts:
         batches = report.model_setup.batches
         if batches.ranks > 1 and batches.same_on_ranks == batches.rank_batches and batches.different >= self.min_batches:
-            yield self.alert(
-                report, THE_DATA, 1.0, 1.0, "warning",
+            yield self.finding(
+                report, THE_DATA, 1.0, 1.0,
                 f"all {batches.ranks} ranks got the same batch in {batches.same_on_ranks} of {batches.rank_batches} sampled "
                 "batches: their gradients are the same, and training is as with one rank.",
             )  # fmt: skip
@@ -245,7 +248,7 @@ KINDS = (
         formula="share = sampled batches all of whose targets are ignore_index / sampled batches;\n"
         "        of a cross_entropy: such calls / its calls\n\n"
         "alert if share > 0; a warning if share >= {LabelsIgnored.threshold} or a loss was not finite",
-        severities="warning; info where it is a few batches and the loss is finite",
+        inconclusive="where it is a few batches and the loss is finite",
         advice=("Check the labels of a batch as the loss receives them", "Leave out samples without a label"),
     ),
     Kind(
@@ -283,7 +286,7 @@ KINDS = (
         "and where in the batch the id is. It is read from the exception on the CPU, in training of one process; on CUDA the "
         "failed lookup has ended the device's context, and nothing can be read: train on the CPU for a moment to see it.",
         formula="alert if training ended in a lookup (F.embedding, F.embedding_bag) whose id is < 0 or >= rows of the table",
-        severities="critical",
+        critical=-math.inf,
         advice=("Make the table as large as the vocabulary (num_embeddings, resize_token_embeddings of transformers)",
             "Encode the data with the tokenizer that the table was made for",
             "Replace padding such as -100 before the model is called"),
@@ -296,7 +299,7 @@ KINDS = (
         formula="gradients: norm at the last measured step of the window, after the reduction and before clipping\n"
         "weights:   norm and a weighted sum of some elements, at the end of the window\n\n"
         "alert if (largest of any rank - smallest) / largest > {RanksDiffer.threshold}",
-        severities="critical",
+        critical=0.0,
         advice=("Call self.manual_backward(loss), not loss.backward(), and the model as this LightningModule holds it",
             "Unfreeze parameters before fit, under ddp_find_unused_parameters_true if they are used later only",
             "Change weights, gradients and optimizers on every rank alike, or broadcast what one rank loads"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, percent, where
+from lightning_hooks.declare.rule import Alerts, Rule, percent, where
 from lightning_hooks.diagnostics.causes import code, rates, steps, weights, wiring
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
 from lightning_hooks.diagnostics.reports import is_scale_free
@@ -22,8 +22,8 @@ class Diverging(Rule, kind="exploding"):
 
     def __call__(self, report: ClipReport) -> Alerts:
         for site, events in where(report.events, lambda events: events.growth > self.threshold):
-            yield self.alert(
-                report, site, events.growth, self.threshold, "critical",
+            yield self.finding(
+                report, site, events.growth, self.threshold,
                 f"at training batch {events.growth_batch} of the epoch the gradient norm was {events.growth_norm:.3g}: "
                 f"{events.growth:.1e} times the largest of the first steps of training (limit {self.threshold:.0e}).",
                 batch=events.growth_batch,
@@ -50,8 +50,8 @@ class Spike(Rule, kind="spike"):
             report.events,
             lambda events: events.jump > self.ratio and events.jump_sigmas > self.sigmas and events.jump_before >= self.min_steps,
         ):
-            yield self.alert(
-                report, site, events.jump, self.ratio, "warning",
+            yield self.finding(
+                report, site, events.jump, self.ratio,
                 f"at training batch {events.jump_batch} of the epoch the gradient norm was {events.jump_norm:.3g}: "
                 f"{events.jump:.3g} times the largest before (limit {self.ratio:.3g}) and {events.jump_sigmas:.3g} standard "
                 f"deviations above the mean ({events.jump_mean:.3g}) of {events.jump_before} steps, mostly in "
@@ -83,11 +83,12 @@ class AlwaysClipped(Rule, kind="always_clipped", judges="epoch", shares=("thresh
             grown = stats.norm_before > self.growth * first
             little = stats.coefficient < self.left and not is_scale_free(site)
             growth = f", and the norm before clipping has grown from {first:.3g}" * grown
-            yield self.alert(
-                report, site, stats.rate, self.threshold, graded(grown or little),
+            yield self.finding(
+                report, site, stats.rate, self.threshold,
                 f"{percent(stats.rate)} of its steps were clipped (limit {percent(self.threshold)}), on average to "
                 f"{percent(stats.coefficient)} of their norm, mostly because of {top}: the clipping threshold, not the "
                 f"learning rate, sets the step size{growth}.",
+                conclusive=grown or little,
                 advice=(
                     f"Raise the clipping threshold above the usual norm ({stats.norm_before:.3g}), or lower the learning rate",
                 ),
@@ -102,8 +103,8 @@ class ClipIneffective(Rule, kind="clip_ineffective", judges="epoch"):
     def __call__(self, report: ClipReport) -> Alerts:
         for site, stats in report.optimizers.items():
             if stats.limit is not None and stats.norm_after_max > stats.limit * (1 + self.tolerance):
-                yield self.alert(
-                    report, site, stats.norm_after_max, stats.limit, "warning",
+                yield self.finding(
+                    report, site, stats.norm_after_max, stats.limit,
                     f"a step was taken with a gradient norm of {stats.norm_after_max:.3g}, although clipping is configured with a "
                     f"limit of {stats.limit:.3g}.",
                 )  # fmt: skip
@@ -116,8 +117,8 @@ class WastedClip(Rule, kind="clip_ineffective"):
 
     def __call__(self, report: ClipReport) -> Alerts:
         for site, events in where(report.events, lambda events: events.wasted_clips >= self.threshold):
-            yield self.alert(
-                report, site, events.wasted_clips, self.threshold, "warning",
+            yield self.finding(
+                report, site, events.wasted_clips, self.threshold,
                 f"its gradients were changed {events.wasted_clips} times (limit {self.threshold}) between a step and the next "
                 "zero_grad: the change had no effect.",
                 advice=("Use Trainer(gradient_clip_val=…), or clip in configure_gradient_clipping",),
@@ -131,8 +132,8 @@ class NotZeroed(Rule, kind="not_zeroed"):
 
     def __call__(self, report: ClipReport) -> Alerts:
         for site, events in where(report.events, lambda events: events.unzeroed_steps >= self.threshold):
-            yield self.alert(
-                report, site, events.unzeroed_steps, self.threshold, "warning",
+            yield self.finding(
+                report, site, events.unzeroed_steps, self.threshold,
                 f"at {events.unzeroed_steps} steps (limit {self.threshold}) its gradients had not been zeroed since the step "
                 "before: each step follows the sum of all gradients so far.",
             )  # fmt: skip
@@ -158,8 +159,8 @@ class Discarded(Rule, kind="not_zeroed"):
                 zeroed or len(report.events) == 1
             ):
                 when = ("before the next batch, without a step", "between backward and the step")[zeroed]
-                yield self.alert(
-                    report, site, lost / batches, self.share, "warning",
+                yield self.finding(
+                    report, site, lost / batches, self.share,
                     f"the gradients of {lost} of {batches} batches ({percent(lost / batches)}, limit {percent(self.share)}) "
                     f"were zeroed {when}: nothing was learned from these batches.",
                 )  # fmt: skip
@@ -180,8 +181,8 @@ class StepsSkipped(Rule, kind="steps_skipped", shares=("threshold",)):
             attempted = stats.steps + stats.skipped_steps
             share = stats.skipped_steps / max(attempted, 1)
             if stats.skipped_steps >= self.min_skipped and share > self.threshold:
-                yield self.alert(
-                    report, site, share, self.threshold, "warning",
+                yield self.finding(
+                    report, site, share, self.threshold,
                     f"{stats.skipped_steps} of {attempted} optimizer steps ({percent(share)}, limit {percent(self.threshold)}) "
                     "were skipped because gradients overflowed in half precision: the model did not learn from these batches.",
                 )  # fmt: skip
@@ -208,7 +209,7 @@ KINDS = (
         "alert if rate > {AlwaysClipped.threshold}, in an epoch of at least {AlwaysClipped.min_steps} steps\n"
         "warning, not info, if the norm before clipping > {AlwaysClipped.growth} * the larger one of the first two epochs,\n"
         "      or norm after / norm before < {AlwaysClipped.left} and the optimizer depends on the gradient's scale (not Adam)",
-        severities="info; warning where it does harm",
+        inconclusive="where it does no harm",
         advice=("Raise the clipping threshold above the usual norm, or lower the learning rate",),
     ),
     Kind(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, in_batch, percent, where
+from lightning_hooks.declare.kinds import ALWAYS, Kind
+from lightning_hooks.declare.rule import Alerts, Rule, in_batch, percent, where
 from lightning_hooks.diagnostics.causes import code, data, steps, weights, wiring
 from lightning_hooks.diagnostics.loss.report import NO_LOSS
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport, loss_falls, only_the_first_step
@@ -29,10 +29,11 @@ class Constant(Rule, kind="constant", judges="epoch"):
         for site, stats in report.sites.items():
             if stats.spread <= self.threshold and stats.count >= 2 and stats.dead_fraction != 1.0 and not varies:
                 of_library = all(site in window.of_libraries for window in report.windows)  # it was so from the start
-                yield self.alert(
-                    report, site, stats.spread, self.threshold, graded(not of_library),
+                yield self.finding(
+                    report, site, stats.spread, self.threshold,
                     f"every value of its output is {stats.mean:.3g}, whatever the input (relative spread {stats.spread:.1g}, limit "
                     f"{self.threshold:.1g}).",
+                    conclusive=not of_library,
                 )  # fmt: skip
 
 
@@ -41,8 +42,8 @@ class SameSamples(Rule, kind="constant"):
 
     def __call__(self, report: FeatureReport) -> Alerts:
         if report.same_samples and report.first_called:
-            yield self.alert(
-                report, report.first_called, 0.0, 0.0, "warning",
+            yield self.finding(
+                report, report.first_called, 0.0, 0.0,
                 f"all samples of a batch ({in_batch(report.input_place)}) are identical: the model is given one sample again "
                 "and again, or zeros.",
                 advice=("Check a batch as the model receives it",),
@@ -57,8 +58,8 @@ class TinyInput(Rule, kind="constant"):
     def __call__(self, report: FeatureReport) -> Alerts:
         stats = report.inputs.get("training")
         if stats is not None and report.images and stats.min >= 0 and 0 < stats.max <= self.largest and report.first_called:
-            yield self.alert(
-                report, report.first_called, stats.max, self.largest, "warning",
+            yield self.finding(
+                report, report.first_called, stats.max, self.largest,
                 f"its input ({in_batch(report.input_place)}), images, has no number above {stats.max:.2g} (limit "
                 f"{self.largest:g}): samples differ by next to nothing, against the biases and positions that layers add.",
                 advice=("Divide once, or standardise the input",),
@@ -83,8 +84,8 @@ class OffsetInput(Rule, kind="constant"):
         alike = report.first_called and (first is None or first.ratio < self.alike)
         inputs = {part: stats for part, stats in report.inputs.items() if part == "training" and alike}
         for _, stats in where(inputs, lambda stats: 0 < stats.std < self.spread * abs(stats.mean) < math.inf):
-            yield self.alert(
-                report, report.first_called, stats.std / abs(stats.mean), self.spread, "warning",
+            yield self.finding(
+                report, report.first_called, stats.std / abs(stats.mean), self.spread,
                 f"its input ({in_batch(report.input_place)}) has a mean of {stats.mean:.3g} and a standard deviation of "
                 f"{stats.std:.3g}, {percent(stats.std / abs(stats.mean))} of that (limit {percent(self.spread)}): samples differ "
                 "little against what they have in common.",
@@ -118,10 +119,11 @@ class ConstantTargets(Rule, kind="constant", shares=("threshold",)):
         for site, agreement, cancels in self._agreement(report):
             lasts = any(self._agreement(before) for before in report.earlier[-1:])
             stuck = lasts and (learned or not loss_falls(report))
-            yield self.alert(
-                report, site, agreement, self.threshold, graded((cancels and not report.loss_aligns) or stuck),
+            yield self.finding(
+                report, site, agreement, self.threshold,
                 f"the gradient at its output has the same direction for all samples ({percent(agreement)} of full agreement, limit "
                 f"{percent(self.threshold)}), batch after batch: the target does not depend on the input.",
+                conclusive=(cancels and not report.loss_aligns) or stuck,
                 advice=("Check the targets of a batch", "Standardise the targets of a regression"),
             )  # fmt: skip
 
@@ -154,8 +156,8 @@ class SameTargets(Rule, kind="constant"):
         for site in [
             site for site, stats in report.targets.items() if self.min_calls <= stats.compared == stats.constant and differ
         ]:
-            yield self.alert(
-                report, site, 0.0, 0.0, "warning",
+            yield self.finding(
+                report, site, 0.0, 0.0,
                 f"its target is the same for all samples, and the same again in each of {report.targets[site].compared} sampled "
                 "calls, to the bit, while the samples of a batch differ: the target does not depend on the input.",
                 advice=(
@@ -197,8 +199,8 @@ class Dead(Rule, kind="dead", judges="epoch", shares=("threshold", "dying", "of_
             samples = math.inf if stats.unit_samples is None else stats.unit_samples
             if dead > limit and (dead == 1.0 or samples >= self.min_samples):
                 below = "".join(f"; {percent(first)} at first" for first in grown if limit < self.threshold)
-                yield self.alert(
-                    report, site, dead, limit, "critical" if dead == 1.0 else "warning",
+                yield self.finding(
+                    report, site, dead, limit,
                     f"{percent(dead)} of its units output zero for every sampled input (limit "
                     f"{percent(limit)}{below}): they pass no gradient and cannot recover.",
                 )  # fmt: skip
@@ -226,8 +228,8 @@ class Saturated(Rule, kind="saturated", judges="epoch", shares=("threshold", "le
             learned = began is not None and not began > self.threshold
             limit = max(self.threshold, self.learned * learned)
             if saturated > limit and report.functions.get(site) != "softmax":
-                yield self.alert(
-                    report, site, saturated, limit, "warning",
+                yield self.finding(
+                    report, site, saturated, limit,
                     f"{percent(saturated)} of its values are at a bound of the activation (limit "
                     f"{percent(limit)}), where the slope is almost zero and gradients vanish.",
                 )  # fmt: skip
@@ -239,12 +241,13 @@ class Silent(Rule, kind="silent", judges="epoch"):
     def __call__(self, report: FeatureReport) -> Alerts:
         for site in report.silent:
             called = site in report.unmeasured
-            yield self.alert(
-                report, site, 0.0, 1.0, "info",
+            yield self.finding(
+                report, site, 0.0, 1.0,
                 "it was called, but its output holds no floating-point tensor (integers, None, or another object), or only one "
                 "that has no values of its own (under torch.func): there is nothing to measure."
                 if called
                 else "it was not called in any sampled training batch, so it was not measured (it is not zero and not dead).",
+                conclusive=False,
                 advice=("Leave it out with modules=, or mute this with rules=['-silent']",) * called,
             )  # fmt: skip
 
@@ -272,8 +275,7 @@ KINDS = (
         "samples of\n"
         "               a batch, and for the batch before, in all of at least {SameTargets.min_calls} sampled calls, and the "
         "batch's samples differ",
-        severities="warning; info for the targets of a regression in the first epoch and while the loss falls, and of CTC while "
-        "it falls",
+        inconclusive="for the targets of a regression in the first epoch and while the loss falls, and of CTC while it falls",
         advice=("Check the data that reaches it and the layers before it",),
     ),
     Kind(
@@ -286,7 +288,7 @@ KINDS = (
         "      or dead_fraction > {Dead.dying} and dead_fraction - dead_fraction in the first epoch > {Dead.growth}\n"
         "In a layer of fewer than {Dead.min_units} units the limit is at least {Dead.of_few}.\n"
         "With fewer than {Dead.min_samples} values of each unit only a layer whose units are all dead is judged.",
-        severities="warning; critical if all units are dead",
+        critical=1.0,
         advice=("Try a lower learning rate or a warm-up", "Check the layer's bias and initialisation",
             "Use a LeakyReLU or GELU in its place"),
     ),
@@ -306,7 +308,7 @@ KINDS = (
         meaning="A chosen module was never called in a sampled training batch, or it returned no floating-point tensor. Nothing "
         "is known about it: it is neither zero nor dead.",
         formula="alert if calls = 0, or no output holds a floating-point tensor",
-        severities="info",
+        inconclusive=ALWAYS,
         advice=("Remove it if it is not used", "Call it as module(x) instead of module.forward(x)",
             "Call torch.compiler.reset() before fit if the model was compiled earlier"),
     ),

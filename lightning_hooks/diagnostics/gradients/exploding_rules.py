@@ -8,10 +8,10 @@ from collections.abc import Collection
 from itertools import accumulate, pairwise
 from typing import ClassVar
 
-from lightning_hooks.declare.kinds import Kind, Severity
-from lightning_hooks.declare.rule import Alerts, Rule, graded
+from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.rule import Alerts, Rule
 from lightning_hooks.diagnostics.causes import code, data, steps, weights
-from lightning_hooks.diagnostics.reports import GradientFlowReport, is_free_of_scale, surely_falls
+from lightning_hooks.diagnostics.reports import GradientFlowReport, is_free_of_scale
 
 HUGE = 1e3  # the default of `Exploding.absolute`
 
@@ -83,8 +83,6 @@ class Exploding(Rule, kind="exploding"):
             site: rms for site, rms, low in zip(flow.sites, flow.rms, least, strict=True) if rms > limit and low > 0.01 * limit
         }
         spared = self._spares_weights(report, grown)
-        lost = not spared and not surely_falls(report)
-        severity: Severity = "critical" if lost else graded(not spared)
         course, shown = "", dict(grown)
         if grown:
             largest = max(map(flow.sites.index, grown), key=flow.norm.__getitem__)
@@ -92,16 +90,17 @@ class Exploding(Rule, kind="exploding"):
             if culprit is not None and culprit not in grown:
                 shown = {culprit: list(grown.values())[-1], **grown}
         for site, rms in shown.items():
-            yield self.alert(
-                report, site, rms / near_loss, self.relative, severity,
+            yield self.finding(
+                report, site, rms / near_loss, self.relative,
                 f"its gradient grows in the backward pass (RMS {rms:.1e}, {rms / near_loss:.1e} times that near the loss, limit "
                 f"{self.relative:.0e}); it grows {course}.",
+                conclusive=not spared,
             )  # fmt: skip
         huge = [(site, rms) for site, rms in zip(flow.sites, flow.rms, strict=True) if site not in grown]
         huge += [(site, stats.rms) for site, stats in report.parameters.items()]
         for site, rms in [(site, rms) for site, rms in huge if rms > self.absolute and not exempt]:
-            yield self.alert(
-                report, site, rms, self.absolute, "warning",
+            yield self.finding(
+                report, site, rms, self.absolute,
                 f"its gradient is very large (RMS {rms:.1e}, limit {self.absolute:.0e}): weights may become NaN.",
             )  # fmt: skip
 
@@ -134,8 +133,8 @@ class Stretching(Rule, kind="exploding"):
         largest_from = list(accumulate(reversed(flow.norm), max))[::-1]
         for site, norm, arriving in zip(flow.sites[1:], flow.norm, largest_from[1:], strict=False):
             if norm > threshold * arriving:
-                yield self.alert(
-                    report, site, norm / arriving, threshold, "warning",
+                yield self.finding(
+                    report, site, norm / arriving, threshold,
                     f"the gradient norm grows by a factor of {norm / arriving:.3g} in the backward pass through it (limit "
                     f"{threshold:.3g}), from {arriving:.1e} to {norm:.1e}.",
                 )  # fmt: skip
@@ -143,8 +142,8 @@ class Stretching(Rule, kind="exploding"):
             output = report.modules.get(site.rpartition(".")[0])
             if output is not None and stats.rms > self.inside * output.rms > 0:
                 growth = stats.rms / output.rms
-                yield self.alert(
-                    report, site, growth, self.inside, "warning",
+                yield self.finding(
+                    report, site, growth, self.inside,
                     f"its gradient (RMS {stats.rms:.1e}) is {growth:.1e} times that at the output of its module (limit "
                     f"{self.inside:.0e}): it grows inside.",
                 )  # fmt: skip
@@ -170,8 +169,7 @@ KINDS = (
         "      or a step's total norm > {Diverging.threshold} * the largest of the first eight steps\n"
         "Where all optimizers are free of the gradient's scale (Adam) and the loss falls, the second line does not apply and\n"
         "the third is {Stretching.scale_free} times less strict.",
-        severities="critical where it grows over the steps or along the model; warning where the gradient is only large; info "
-        "where nothing of it reaches a weight",
+        inconclusive="where nothing of it reaches a weight",
         advice=("Try a lower learning rate", "Use a smaller initialisation or normalisation layers"),
     ),
 )  # fmt: skip

@@ -52,8 +52,8 @@ class UpdateTooSmall(Rule, kind="update_too_small", judges="epoch"):
             largest = max(ratios, key=ratios.__getitem__)
             if ratios[largest] < limit:
                 planned = f", and the {steps} planned steps by less than {percent(self.planned)}" * (limit > self.threshold)
-                yield self.alert(
-                    report, optimizer, ratios[largest], limit, "warning",
+                yield self.finding(
+                    report, optimizer, ratios[largest], limit,
                     f"a step changes none of its weights by more than {ratios[largest]:.1e} of their size ({largest}; limit "
                     f"{limit:.0e}; about 1e-3 is usual){planned}.",
                 )  # fmt: skip
@@ -89,8 +89,8 @@ class UpdateTooLarge(Rule, kind="update_too_large"):
     def __call__(self, report: GradientFlowReport) -> Alerts:
         decays = {name: setup.decay for setup in report.setups.values() for name in setup.optimizers if setup.decay >= self.decay}
         for optimizer, decay in decays.items():
-            yield self.alert(
-                report, optimizer, decay, self.decay, "warning",
+            yield self.finding(
+                report, optimizer, decay, self.decay,
                 f"its weight decay removes {percent(decay)} of every weight at each step (learning rate times weight_decay; limit "
                 f"{percent(self.decay)}): weights are forgotten faster than they are learned.",
                 advice=("Try weight_decay=0.01",),
@@ -110,8 +110,8 @@ class UpdateTooLarge(Rule, kind="update_too_large"):
         if usual < self.usual or starts_well:
             ratios = {name: _without_largest(report, name, ratio, 3 - starts_well) for name, ratio in ratios.items()}
         for name in sorted((name for name, ratio in ratios.items() if ratio > self.threshold), key=lambda name: -ratios[name]):
-            yield self.alert(
-                report, name, ratios[name], self.threshold, "warning",
+            yield self.finding(
+                report, name, ratios[name], self.threshold,
                 f"a step changes it by {percent(ratios[name])} of its size (limit {percent(self.threshold)}; the median of all "
                 f"weights is {percent(usual)}, and about 0.1% is usual): what it has learned is overwritten.",
             )  # fmt: skip
@@ -146,8 +146,8 @@ class UpdateSpike(Rule, kind="update_spike"):
             usual = self._usual(report, name)
             limit = max(self.factor * usual, self.least)
             if tops[name] > limit:
-                yield self.alert(
-                    report, name, tops[name], limit, "warning",
+                yield self.finding(
+                    report, name, tops[name], limit,
                     f"one step changed it by {percent(tops[name])} of its size; {percent(usual)} is usual for it (limit "
                     f"{percent(limit)}), and its learning rate has not risen.",
                 )  # fmt: skip

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent
+from lightning_hooks.declare.rule import Alerts, Rule, grouped, percent
 from lightning_hooks.diagnostics.causes import code, data, rates, weights, wiring
 from lightning_hooks.diagnostics.gradients.exploding_rules import GradientCourse
 from lightning_hooks.diagnostics.reports import GradientFlowReport, had_gradient, is_scale_free, only_the_first_step, unused_tensors
@@ -68,8 +68,8 @@ class Vanishing(Rule, kind="vanishing"):
             lost.insert(0, (str(culprit), *lost[-1][1:3], "and almost nothing of it reaches the layers before"))
         falls = f"; it falls {course}" * (largest > frontier)
         for site, value, threshold, what in lost:
-            yield self.alert(
-                report, site, value, threshold, "warning",
+            yield self.finding(
+                report, site, value, threshold,
                 f"the gradient RMS at its output is {report.modules[site].rms:.1e}, {what}{falls}.",
             )  # fmt: skip
 
@@ -130,11 +130,11 @@ class Zero(Rule, kind="zero", judges="epoch", shares=("threshold",)):
         few = sum(trains.get(name, 0) for name in zero) <= self.part * max(sum(trains.values()), 1)
         for site in zero if not only_the_first_step(report) else ():
             share = percent(report.parameters[site].zero_fraction)
-            yield self.alert(
+            yield self.finding(
                 report, site, report.parameters[site].zero_fraction, self.threshold,
-                graded(not (few and _unused(report, site)) and not _weight_learns(report, site)),
                 f"{share} of its gradient is exactly zero (limit {percent(self.threshold)}): it is connected to the loss but does "
                 "not learn.",
+                conclusive=not (few and _unused(report, site)) and not _weight_learns(report, site),
             )  # fmt: skip
 
 
@@ -170,10 +170,11 @@ class Missing(Rule, kind="missing", judges="epoch"):
         for site in [name for name in missing if name not in replaced and name not in by_chance]:
             last = [f" It last had one in epoch {earlier.epoch}." for earlier in report.earlier if had_gradient(earlier, site)][-1:]
             meant = (not last and _unused(report, site)) or _weight_learns(report, site)
-            yield self.alert(
-                report, site, report.parameters[site].missing_steps, 0.0, graded(not meant),
+            yield self.finding(
+                report, site, report.parameters[site].missing_steps, 0.0,
                 "it requires a gradient but had none (None, not zero) at every measured step: the loss does not depend on it."
                 f"{''.join(last)}",
+                conclusive=not meant,
             )  # fmt: skip
 
 

@@ -52,8 +52,8 @@ class NotUpdated(Rule, kind="not_updated"):
             stats, setup = report.parameters[names[0]], report.setups[names[0]]
             which = names[0] + f" and {len(names) - 1} more of its weights" * (len(names) > 1)
             whose = f"of {setup.optimizers[0]}" if setup.optimizers[0] in moving else f"(of {', '.join(sorted(moving))})"
-            yield self.alert(
-                report, site, 0.0, 0.0, "warning",
+            yield self.finding(
+                report, site, 0.0, 0.0,
                 f"{which} did not change in {stats.steps} measured steps, while other weights {whose} did, although it has a "
                 f"gradient (norm {stats.norm:.2g}) and a learning rate of {setup.lr or 0.0:.2g}.",
             )  # fmt: skip
@@ -88,8 +88,8 @@ class NeverStepped(Rule, kind="not_updated", judges="epoch"):
         reached = any(stats.rms > 0 for name, stats in report.modules.items() if name in waiting)
         if still and report.modules and (reached or not stepping) and batches >= self.min_batches:
             what = ("nothing is learned", "what they hold does not learn")[bool(stepping)]
-            yield self.alert(
-                report, still[0], 0.0, 0.0, "warning",
+            yield self.finding(
+                report, still[0], 0.0, 0.0,
                 f"gradients were computed, but {', '.join(still)} took no step in {batches} batches: {what}.",
                 advice=("Call optimizer.step() after the backward pass",),
             )  # fmt: skip
@@ -131,8 +131,8 @@ class UpdatesLost(Rule, kind="updates_lost", shares=("threshold",)):
             if name in report.setups and report.setups[name].dimensions > 1 and report.setups[name].has_rate(self.scheduled)
         }
         for name in sorted(lost, key=lambda name: -lost[name]) if not has_converged(report) else ():
-            yield self.alert(
-                report, name, lost[name], self.threshold, "warning",
+            yield self.finding(
+                report, name, lost[name], self.threshold,
                 f"{percent(lost[name])} of its elements keep their value at a measured step although they have a gradient (limit "
                 f"{percent(self.threshold)}; 50 to 80% is usual with such weights): the step (learning rate "
                 f"{report.setups[name].lr or 0.0:.1e}) is smaller than the rounding of its values.",
@@ -166,8 +166,8 @@ class WeightsGrowing(Rule, kind="weights_growing"):
             if name in steady and now > self.factor * then and now / then > self.slowing * then / earlier
         ]
         for name, earlier, then, now in sorted(found, key=lambda one: -one[3] / one[2]):
-            yield self.alert(
-                report, name, now / then, self.factor, "warning",
+            yield self.finding(
+                report, name, now / then, self.factor,
                 f"its norm grew {now / then:.2g} times in this window, from {then:.3g} to {now:.3g} "
                 f"(limit {self.factor:g} times; {then / earlier:.2g} times in the window before).",
             )  # fmt: skip
@@ -201,8 +201,8 @@ class GrowthWithoutGain(Rule, kind="weights_growing"):
             if norms[-1] > self.factor * norms[0] and all(now > self.slowing * then > 0 for then, now in pairwise(rates)):
                 found[name] = norms[-1] / norms[0]
         for name in sorted(found, key=lambda name: -found[name]):
-            yield self.alert(
-                report, name, found[name], self.factor, "warning",
+            yield self.finding(
+                report, name, found[name], self.factor,
                 f"its norm grew {found[name]:.3g} times over three windows (limit {self.factor:g} times), no more slowly from one "
                 f"to the next, and the loss rises: it was {loss.lowest:.3g} at its lowest.",
             )  # fmt: skip

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import ClassVar
 
-from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, percent
+from lightning_hooks.declare.kinds import ALWAYS, Kind
+from lightning_hooks.declare.rule import Alerts, Rule, percent
 from lightning_hooks.diagnostics.attention.rules import inverted_mask
 from lightning_hooks.diagnostics.causes import code, data, rates, steps, weights, wiring
 from lightning_hooks.diagnostics.loss.report import BLOCK, NO_LOSS
@@ -68,18 +68,20 @@ class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")
         begun = not _warms_up(report) and report.step >= self.begun * (report.planned_steps or 0)
         half = report.step >= planned / 2
         if still and self.over_constant < constant < (1 + self.still, math.inf)[half]:
-            yield self.alert(
-                report, SITE, constant, self.over_constant, graded(begun),
+            yield self.finding(
+                report, SITE, constant, self.over_constant,
                 f"the loss is {constant:.3g} {limit} and stands still.",
+                conclusive=begun,
             )  # fmt: skip
         elif steps >= max(self.long, self.stays * report.step) and self.over_constant < level < 1 + self.still and not falls:
-            yield self.alert(
-                report, SITE, level, self.over_constant, graded(begun),
+            yield self.finding(
+                report, SITE, level, self.over_constant,
                 f"the loss is {level:.3g} {limit}, and has been for {steps} of {report.step} steps.",
+                conclusive=begun,
             )  # fmt: skip
         elif half and behind and behind > (least := self.over_constant if self._has_ended(report) else self.behind):
-            yield self.alert(
-                report, SITE, behind, least, "warning",
+            yield self.finding(
+                report, SITE, behind, least,
                 f"the loss is {behind:.3g} times that of the best constant answer (limit {least:g}) after "
                 f"{report.step} of {report.planned_steps} steps.",
             )  # fmt: skip
@@ -89,10 +91,11 @@ class NoProgress(Rule, kind="no_progress", shares=("threshold", "over_constant")
         loss, progress, gain = report.minimized, report.learned.progress, report.learned.gain or 0.0
         still = math.isfinite(loss.lowest) and loss.start > 0 and loss.lowest > (1 - self.fall) * loss.start
         if progress is not None and progress < self.threshold and still and gain > self.gain * loss.mean:
-            yield self.alert(
-                report, SITE, progress, self.threshold, "info",
+            yield self.finding(
+                report, SITE, progress, self.threshold,
                 f"a step lowers its own batch's loss by {percent(gain / loss.mean)}, and new batches get "
                 f"{percent(max(progress, 0.0))} of that (limit {percent(self.threshold)}).",
+                conclusive=False,
             )  # fmt: skip
 
     def _has_ended(self, report: GradientFlowReport) -> bool:
@@ -162,16 +165,17 @@ class StepTooLong(Rule, kind="step_too_long", shares=("size",)):
         advice = (f"Divide the learning rate by {lower:.2g}, or by more", "Warm the learning rate up", "Clip gradients")
         ruin = f", and the loss has been {times:.3g} times that before the first step" * (times > self.ruined)
         if ratio < self.threshold:
-            yield self.alert(
-                report, SITE, ratio, self.threshold, graded(ruin),
+            yield self.finding(
+                report, SITE, ratio, self.threshold,
                 f"steps gain {percent(ratio)} of what their gradients predict on their own batch (limit {percent(self.threshold)}; "
-                f"the best length gains 50%){': they raise its loss' * (ratio < 0)}{ruin}.", advice=advice,
+                f"the best length gains 50%){': they raise its loss' * (ratio < 0)}{ruin}.", conclusive=ruin, advice=advice,
             )  # fmt: skip
         elif ruin and (size := max(map(_largest_steps, report.windows))) >= self.size:
-            yield self.alert(
-                report, SITE, times, self.ruined, graded(stays),
+            yield self.finding(
+                report, SITE, times, self.ruined,
                 f"the loss has been {times:.3g} times that before the first step (limit {self.ruined:g} times), and a step changed "
                 f"weights by up to {percent(size)} of their size (median of all weights; limit {percent(self.size)}).",
+                conclusive=stays,
                 advice=advice,
             )  # fmt: skip
 
@@ -216,10 +220,11 @@ class StepTooShort(Rule, kind="step_too_short"):
         ratio, gain, coherence = learning.step_ratio or 0.0, learning.gain or 0.0, learning.coherence or 0.0
         tiny = 0 < gain < self.gain * level and learning.reruns >= self.min_reruns
         if tiny and ratio > self.threshold and coherence > self.coherence:
-            yield self.alert(
-                report, SITE, ratio, self.threshold, "info",
+            yield self.finding(
+                report, SITE, ratio, self.threshold,
                 f"steps gain all that their gradients predict ({percent(ratio)}; limit {percent(self.threshold)}), in the same "
                 f"direction (cosine {coherence:.2g}), and {percent(gain / level)} of the loss each: longer steps would gain more.",
+                conclusive=False,
                 advice=(f"Multiply the learning rate by up to {factor_to_best(ratio):.2g}, in steps of ten",),
             )  # fmt: skip
 
@@ -248,10 +253,11 @@ class PartNotLearning(Rule, kind="part_not_learning", shares=("threshold", "size
             moves = any(learning.parameters[name].gain != 0 for name in inside)  # where none does, other kinds say so
             if size >= self.size and abs(share) + 2 * error <= self.threshold and moves and not within:
                 found.append(module)
-                yield self.alert(
-                    report, module, share, self.threshold, "info",
+                yield self.finding(
+                    report, module, share, self.threshold,
                     f"it holds {percent(size)} of the parameters, and {percent(share)} of the predicted fall of the loss "
                     f"comes from it (limit {percent(self.threshold)}).",
+                    conclusive=False,
                 )  # fmt: skip
 
 
@@ -277,8 +283,8 @@ KINDS = (
         "{NoProgress.long}, and it falls by less than {NoProgress.still};\n      and nothing is added to it\n"
         "info where over_constant is not known if progress < {NoProgress.threshold} while a step gains more than {NoProgress.gain} "
         "of the loss\n     and the loss has fallen by less than {NoProgress.fall} of its start",
-        severities="warning where the loss stands still at that of a constant answer, after {NoProgress.begun} of the planned "
-        "steps and the warm-up; else info",
+        inconclusive="before {NoProgress.begun} of the planned steps and the end of the warm-up, and unless the loss stands still "
+        "at that of a constant answer",
         advice=("Check that labels belong to their inputs", "Check that different inputs give different outputs at each layer"),
     ),
     Kind(
@@ -293,8 +299,8 @@ KINDS = (
         "alert if ratio < {StepTooLong.threshold}, with at least {StepTooLong.min_reruns} measured steps\n"
         "      or mean loss > {StepTooLong.ruined} * the first loss, in this window or the one before,\n"
         "         and median over the weights of the largest update_ratio >= {StepTooLong.size}",
-        severities="info; warning where the loss is above {StepTooLong.ruined} times the first one for two windows in a row or to "
-        "the end, or above {StepTooLong.far} times it",
+        inconclusive="unless the loss is above {StepTooLong.ruined} times the first one for two windows in a row or to the end, or "
+        "above {StepTooLong.far} times it",
         advice=("Lower the learning rate", "Warm the learning rate up", "Clip gradients"),
     ),
     Kind(
@@ -303,7 +309,7 @@ KINDS = (
         meaning="Steps gain all that their gradients predict, point the same way, and each gains next to nothing of the loss.",
         formula="alert if ratio > {StepTooShort.threshold} and coherence > {StepTooShort.coherence}\n"
         "     and gain of a step < {StepTooShort.gain} * loss, with at least {StepTooShort.min_reruns} measured steps",
-        severities="info",
+        inconclusive=ALWAYS,
         advice=("Raise the learning rate",),
     ),
     Kind(
@@ -312,7 +318,7 @@ KINDS = (
         formula="share = predicted gain of the module's parameters / that of all\n\n"
         "alert if |share| + 2 standard errors < {PartNotLearning.threshold}\n"
         "     in a module with at least {PartNotLearning.size} of the parameters",
-        severities="info",
+        inconclusive=ALWAYS,
         advice=("Check the gradient flow before it", "Check its learning rate", "Add residual connections or normalisation"),
     ),
 )  # fmt: skip

@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 from typing import ClassVar
 
-from lightning_hooks.declare.kinds import Kind
+from lightning_hooks.declare.kinds import ALWAYS, Kind
 from lightning_hooks.declare.rule import Alerts, Rule, in_batch, percent, where
 from lightning_hooks.diagnostics.causes import code, data, rates, steps, wiring
 from lightning_hooks.diagnostics.loss.report import NO_LOSS
@@ -40,10 +40,11 @@ class LossPlateau(Rule, kind="loss_plateau", judges="epoch", shares=("threshold"
         spread = max(means, default=math.inf) - min(means, default=0.0)
         known = len(losses) == 4 and sum(one.count for one in losses) >= self.min_steps
         if known and loss.start > 0 and loss.lowest > self.remains * loss.start and spread < self.threshold * loss.start:
-            yield self.alert(
-                report, SITE, spread / loss.start, self.threshold, "info",
+            yield self.finding(
+                report, SITE, spread / loss.start, self.threshold,
                 f"the mean losses of the last {len(means)} windows differ by {percent(spread / loss.start)} of the loss at the "
                 f"start ({loss.start:.3g}; limit {percent(self.threshold)}), and its lowest level is {loss.lowest:.3g}.",
+                conclusive=False,
             )  # fmt: skip
 
 
@@ -67,10 +68,11 @@ class Overfitting(Rule, kind="overfitting", judges="epoch"):
             first, now = last[0], last[-1]
             rise = (now.loss - first.loss) / abs(first.loss) if first.loss else math.inf
             if rise > self.threshold and now.training < first.training:
-                yield self.alert(
-                    report, VALIDATION_SITE, rise, self.threshold, "info",
+                yield self.finding(
+                    report, VALIDATION_SITE, rise, self.threshold,
                     f"the validation loss rose {self.rises} times in a row, from {first.loss:.3g} to {now.loss:.3g}, while the "
                     f"training loss fell from {first.training:.3g} to {now.training:.3g}.",
+                    conclusive=False,
                 )  # fmt: skip
 
 
@@ -102,8 +104,8 @@ class LearnedByHeart(Rule, kind="overfitting", judges="epoch", shares=("better",
         limit = max(least * guessing, 0.98 * known[0])
         never = min(last.loss, now.loss) > self.worse * known[0] and min(known) > limit
         if guessing > 0 and never and now.training < self.better * guessing:
-            yield self.alert(
-                report, VALIDATION_SITE, now.loss / guessing, limit / guessing, "warning",
+            yield self.finding(
+                report, VALIDATION_SITE, now.loss / guessing, limit / guessing,
                 f"the validation loss is {now.loss:.3g} and was never clearly below the {guessing:.3g} that {what} while the "
                 f"training loss has fallen to {now.training:.3g}.",
                 advice=("Check that labels belong to their inputs, in training and in validation",
@@ -137,8 +139,8 @@ class ValidationShift(Rule, kind="validation_shift", judges="epoch"):
             usual = not known or training <= self.factor * max(known)  # else single batches of this window are unlike all before
             ratio = validation / training if training > 0 and validation > 0 and usual else 1.0
             if max(ratio, 1 / ratio) > self.factor and site:
-                yield self.alert(
-                    report, site, ratio, (1 / self.factor, self.factor)[ratio > 1], "warning",
+                yield self.finding(
+                    report, site, ratio, (1 / self.factor, self.factor)[ratio > 1],
                     f"{what} has a root mean square of {validation:.3g} in validation and {training:.3g} in training (limit: a "
                     f"factor of {self.factor:.3g}): the two are prepared differently.",
                 )  # fmt: skip
@@ -174,8 +176,8 @@ class ValidationApart(Rule, kind="validation_shift", judges="epoch"):
         stays = len(distant) == 2 and last[-1].loss > self.stays * last[0].loss
         if stays and report.epoch <= 1 and report.loss_sign and unsettled < self.settled:
             validation, training = last[-1].loss, min(last[-1].training, loss.latest)
-            yield self.alert(
-                report, VALIDATION_SITE, validation / guessing, self.worse, "warning",
+            yield self.finding(
+                report, VALIDATION_SITE, validation / guessing, self.worse,
                 f"the validation loss was {last[0].loss:.3g} and is {validation:.3g}, and guessing has {guessing:.3g} without "
                 f"looking at the input (limit {self.worse:g} times that), while the training loss is {training:.3g}.",
                 advice=("Compare a batch of training with one of validation, as the model receives them",
@@ -197,8 +199,8 @@ class ClassesRenumbered(Rule, kind="validation_shift"):
         for site, found in where(report.validated, self._holds):
             for accuracy in (share for name, share in trained.items() if name == site and 2 * share > found.own + found.other):
                 named = [f"{label} is predicted as {guess}" for label, guess in found.renumbered.items()]
-                yield self.alert(
-                    report, site, found.other, found.own, "warning",
+                yield self.finding(
+                    report, site, found.other, found.own,
                     f"in validation class {some(named, 3)}: {percent(found.other)} of {found.rows} predictions are right by these "
                     f"numbers, and {percent(found.own)} by those of the labels, where training has {percent(accuracy)}.",
                     advice=("Number the classes once, by one table for training and validation",),
@@ -218,7 +220,7 @@ KINDS = (
         formula="means = mean loss of this window and the three before, with at least {LossPlateau.min_steps} batches\n\n"
         "alert if max(means) - min(means) < {LossPlateau.threshold} * loss at the start\n"
         "     and the lowest level so far > {LossPlateau.remains} * loss at the start",
-        severities="info",
+        inconclusive=ALWAYS,
         advice=("Try a learning rate ten times larger, and one ten times smaller",
             "Check that labels belong to their inputs, on one batch that the model should learn by heart"),
     ),
@@ -235,7 +237,7 @@ KINDS = (
         "measured, than the loss\n"
         "   at the start), the last two > {LearnedByHeart.worse} * the first, and the training loss < {LearnedByHeart.better} * "
         "guessing",
-        severities="info; warning where validation was never better than guessing",
+        inconclusive="where validation was better than guessing",
         advice=("Stop here, with EarlyStopping, and keep the best checkpoint",
             "Use more data, augmentation, dropout or weight decay, or a smaller model"),
     ),

@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, percent
+from lightning_hooks.declare.rule import Alerts, Rule, percent
 from lightning_hooks.diagnostics.causes import code, steps
 from lightning_hooks.diagnostics.loss.report import BEFORE, BLOCK, LASTING, NO_LOSS, LossReport
 from lightning_hooks.diagnostics.reports import GradientFlowReport
@@ -30,11 +30,12 @@ class LossNonfinite(Rule, kind="loss_nonfinite"):
         loss = report.loss or NO_LOSS
         skipped = loss.scaled and (any(map(math.isfinite, loss.recent[-1:])) or loss.nonfinite_steps <= loss.count)
         if loss.nonfinite_steps:
-            yield self.alert(
-                report, SITE, loss.nonfinite_steps, 0.0, graded(not skipped, "critical"),
+            yield self.finding(
+                report, SITE, loss.nonfinite_steps, 0.0,
                 f"the loss was NaN or infinite in {loss.nonfinite_steps} of {loss.nonfinite_steps + loss.count} training batches, "
                 f"first in batch {loss.first_nonfinite_batch} of the epoch, at global step {loss.first_nonfinite_step}"
                 f"{'; the loss scaler skips such steps' * skipped}.",
+                conclusive=not skipped,
                 since_step=loss.first_nonfinite_step,
                 batch=loss.first_nonfinite_batch,
             )  # fmt: skip
@@ -68,8 +69,8 @@ class LossSpiking(Rule, kind="loss_spike"):
         if spike is not None and large and not 0 <= spike.batch < self.settle and spike.loss - spike.mean > self.lost * _fall(loss):
             here = spike.batch >= 0
             where = ("at the end of the epoch before", f"at training batch {spike.batch} of the epoch")[here]
-            yield self.alert(
-                report, SITE, spike.ratio, self.ratio, "warning",
+            yield self.finding(
+                report, SITE, spike.ratio, self.ratio,
                 f"{where} the loss leapt to at least {spike.loss:.3g} for {LASTING} batches: {spike.sigmas:.3g} standard "
                 f"deviations above the mean of {spike.before} batches before ({spike.mean:.3g}), {spike.ratio:.3g} times as far as "
                 f"their largest (limit {self.ratio:.3g}).",
@@ -102,8 +103,8 @@ class LossDiverging(Rule, kind="loss_diverging", shares=("lost",)):
         now, fall = statistics.median(known[-BLOCK:]), _fall(loss)
         rise, trends = now - loss.lowest, (rising(known[-BEFORE:]), rising(known[-2 * BLOCK :]))
         if fall > _noise(known) and rise > self.lost * fall and trends[0] > self.trend and trends[1] > -1:
-            yield self.alert(
-                report, SITE, rise / fall, self.lost, "warning",
+            yield self.finding(
+                report, SITE, rise / fall, self.lost,
                 f"the loss rises: its median over {BLOCK} batches is {now:.3g} now, and was {loss.lowest:.3g} at its lowest and "
                 f"{loss.start:.3g} at the start: {percent(min(rise / fall, 1.0))} of the fall is undone (limit "
                 f"{percent(self.lost)}).",
@@ -124,8 +125,8 @@ class LossMaximized(Rule, kind="loss_diverging"):
                 how, what = (
                     (f"{name} has maximize=True", "maximize=True") if climbs else ("there is a minus before it", "the minus")
                 )
-                yield self.alert(
-                    report, SITE, 1.0, 0.0, "warning",
+                yield self.finding(
+                    report, SITE, 1.0, 0.0,
                     f"it is a distance of outputs from targets, and is maximized: {how}.",
                     advice=(f"Remove {what}",),
                 )  # fmt: skip
@@ -152,8 +153,8 @@ class LossWithoutBound(Rule, kind="loss_diverging"):
     def __call__(self, report: GradientFlowReport) -> Alerts:
         loss, constant = report.minimized, report.over_constant
         if constant >= 1 and loss.latest < -loss.start < 0:
-            yield self.alert(
-                report, SITE, loss.latest / loss.start, -1.0, "warning",
+            yield self.finding(
+                report, SITE, loss.latest / loss.start, -1.0,
                 f"it has fallen from {loss.start:.3g} to {loss.latest:.3g}, while the distance of outputs from targets in it is "
                 f"{constant:.3g} of that of the best constant answer: what falls is another part of it.",
                 advice=("Check the sign of each term of the loss",),
@@ -181,8 +182,8 @@ class TargetsRecede(Rule, kind="loss_diverging"):
         last, limit = distances[-self.windows :], self.factor * max(1.0, first)
         grows = len(last) == self.windows and all(earlier < later for earlier, later in pairwise(last))
         if grows and last[-1] > self.rise * last[0] and now > limit and last[-1] > self.factor * distances[0]:
-            yield self.alert(
-                report, SITE, now, limit, "warning",
+            yield self.finding(
+                report, SITE, now, limit,
                 f"outputs are {now:.3g} times as far from their targets as the best constant answer (limit {limit:.3g}), and were "
                 f"{first:.3g} times in the first window: they move away, window after window.",
                 advice=("Check the sign of the loss, and of each of its terms", "Try a lower learning rate"),
@@ -224,7 +225,8 @@ KINDS = (
         "the batch and the step are exact. If a layer's output was not finite before, that is the cause.",
         formula="alert if the loss of any training batch of the window is NaN or infinite\n"
         "an info where a loss scaler skips such steps and the loss is finite again at the end of the window",
-        severities="critical; info where a loss scaler skips the step",
+        critical=0.0,
+        inconclusive="where a loss scaler skips the step",
         advice=("Check that batch and the arguments of the loss (log of 0, division by 0, an empty mask)",
             "Set every_n_steps=1 to see which layer was first"),
     ),

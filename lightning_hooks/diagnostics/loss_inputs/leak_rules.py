@@ -45,15 +45,15 @@ class TargetLeak(Rule, kind="target_leak"):
         for site, copies in report.copies.items():
             enough, early = copies.targets >= self.targets, len(report.earlier) < self.windows
             if enough and 0 < copies.calls == copies.in_column:
-                yield self.alert(
-                    report, site, 1.0, 1.0, "warning",
+                yield self.finding(
+                    report, site, 1.0, 1.0,
                     f"its target is column {copies.column} of what {copies.site} is given, but for the unit, in all {copies.calls} "
                     "batches that were compared.",
                 )  # fmt: skip
             accuracy = max((stats.accuracy for name, stats in report.outputs.items() if name == site), default=0.0)
             if enough and early and 0 < copies.token_calls == copies.as_tokens and accuracy >= self.accuracy:
-                yield self.alert(
-                    report, site, accuracy, self.accuracy, "warning",
+                yield self.finding(
+                    report, site, accuracy, self.accuracy,
                     "its labels are the tokens that the model is given, at the same positions, in all "
                     f"{copies.token_calls} batches that were compared, and {percent(accuracy)} of them are predicted right.",
                     advice=("Compare logits[:, :-1] with tokens[:, 1:]",),

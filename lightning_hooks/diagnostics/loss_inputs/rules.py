@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from lightning_hooks.declare.kinds import Kind, Severity
+from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, percent, where
 from lightning_hooks.diagnostics.causes.code import (
     BLANK_LABEL,
@@ -31,8 +31,8 @@ class LabelsShifted(Rule, kind="output_range"):
     def __call__(self, report: FeatureReport) -> Alerts:
         one = len(report.outputs) == 1
         for site, copies in where(report.copies, lambda copies: one and 0 < copies.token_calls == copies.two_ahead):
-            yield self.alert(
-                report, site, 2.0, 1.0, "warning",
+            yield self.finding(
+                report, site, 2.0, 1.0,
                 f"its labels are the tokens two places ahead of those that the model is given, in all {copies.token_calls} batches "
                 "that were compared: the next token is never asked for.",
                 advice=("Shift labels once: models of transformers do it themselves",),
@@ -58,17 +58,17 @@ class OutputRange(Rule, kind="output_range"):
     def __call__(self, report: FeatureReport) -> Alerts:
         for site, stats in report.outputs.items():
             of_logarithms = site.rpartition("/")[2].startswith("nll_loss")
-            for measured, limit, severity, message, advice in _FORMS.get((of_logarithms, stats.form), ()):
+            for measured, limit, conclusive, message, advice in _FORMS.get((of_logarithms, stats.form), ()):
                 value, most = getattr(stats, measured), 7.389 / (6.389 + stats.classes)
                 message = message.format(share=percent(value), limit=percent(limit), of=stats, most=percent(most))
-                yield self.alert(report, site, value, limit, severity, message, advice=advice)
+                yield self.finding(report, site, value, limit, message, conclusive=conclusive, advice=advice)
             past = [window.outputs[site].mixed_signs for window in report.earlier if site in window.outputs]
             mixed = max([*past, stats.mixed_signs])  # those of a label may have risen above 0 since, and the others with them
             unknown = stats.enough and stats.form != "probabilities" and stats.log_probabilities <= 1 - self.share
             if of_logarithms and unknown and mixed >= self.mixed:
                 have = ("have", "had")[mixed > stats.mixed_signs]
-                yield self.alert(
-                    report, site, mixed, self.mixed, "warning",
+                yield self.finding(
+                    report, site, mixed, self.mixed,
                     f"its inputs are not logarithms of probabilities: {percent(mixed)} of its rows {have} numbers both below and "
                     f"above 0 (limit {percent(self.mixed)}), up to {stats.max_logit:.3g}.",
                     advice=("Use cross_entropy, or give nll_loss the log_softmax of the logits",),
@@ -76,26 +76,27 @@ class OutputRange(Rule, kind="output_range"):
 
 
 _PROBABILITIES = "its inputs are probabilities: {share} of its rows have no number below 0 and sum to 1, and it "
-# By whether a loss takes logarithms, and the form of its input: what is measured, its limit, the severity, message and advice.
-_FORMS: dict[tuple[bool, str], list[tuple[str, float, Severity, str, tuple[str, ...]]]] = {
+# By whether a loss takes logarithms, and the form of its input: what is measured, its limit, whether it is
+# conclusive, message and advice.
+_FORMS: dict[tuple[bool, str], list[tuple[str, float, bool, str, tuple[str, ...]]]] = {
     (False, "probabilities"): [(
-        "probabilities", CERTAIN, "warning",
+        "probabilities", CERTAIN, True,
         _PROBABILITIES + "applies a softmax itself, so that gradients are small and the loss cannot reach 0.", (),
     )],
     (True, "probabilities"): [(
-        "probabilities", CERTAIN, "warning", _PROBABILITIES + "expects their logarithms, and takes none itself.",
+        "probabilities", CERTAIN, True, _PROBABILITIES + "expects their logarithms, and takes none itself.",
         ("Use cross_entropy of the logits, or nll_loss of log_softmax",),
     )],
     (False, "logarithms"): [(
-        "log_probabilities", CERTAIN, "info", "its inputs are logarithms of probabilities, as nll_loss expects them.",
+        "log_probabilities", CERTAIN, False, "its inputs are logarithms of probabilities, as nll_loss expects them.",
         ("Use nll_loss, or remove the log_softmax before it",),
     )],
     (False, "rectified"): [(
-        "zero_fraction", MANY_ZEROS, "warning",
+        "zero_fraction", MANY_ZEROS, True,
         "no logit is below 0, and {share} of them are exactly 0 (limit {limit}): a rectifier comes before the loss.", (),
     )],
     (False, "bounded"): [(
-        "max_logit", 1 - EDGE, "warning",
+        "max_logit", 1 - EDGE, True,
         "its logits fill the range from {of.min_logit:.3g} to {of.max_logit:.3g} and do not leave it: of {of.classes} classes "
         "none can get more than {most}.", ("Remove the tanh, or multiply by a scale such as 10 to 30",),
     )],
@@ -110,8 +111,8 @@ class TargetSums(Rule, kind="output_range"):
 
     def __call__(self, report: FeatureReport) -> Alerts:
         for site, stats in where(report.outputs, lambda stats: stats.rows >= self.min_rows and stats.unnormalized >= self.share):
-            yield self.alert(
-                report, site, stats.unnormalized, self.share, "warning",
+            yield self.finding(
+                report, site, stats.unnormalized, self.share,
                 f"{percent(stats.unnormalized)} of its targets are rows of numbers that do not sum to 1 (limit "
                 f"{percent(self.share)}): it expects the probabilities of classes that exclude one another.",
                 advice=("Use binary_cross_entropy_with_logits for several labels", "Use mse_loss for other numbers",
@@ -127,8 +128,8 @@ class PairedTargets(Rule, kind="output_range"):
 
     def __call__(self, report: FeatureReport) -> Alerts:
         for site, stats in where(report.targets, lambda stats: stats.paired):
-            yield self.alert(
-                report, site, stats.pairs, max(stats.inputs, stats.targets), "warning",
+            yield self.finding(
+                report, site, stats.pairs, max(stats.inputs, stats.targets),
                 f"its input of {stats.inputs} numbers and its target of {stats.targets} have different shapes, and both are "
                 f"expanded to {stats.pairs} pairs, in {stats.paired} of {stats.calls} sampled calls: every output is compared "
                 "with every target, and the best output is their mean.",
@@ -158,7 +159,7 @@ class UnreachableTargets(Rule, kind="output_range"):
                 share = stats.outside / stats.bounded
                 message, advice = _UNREACHABLE.get(stats.bound, _BEYOND_A_FUNCTION)
                 message = message.format(share=percent(share), limit=percent(self.share), of=stats)
-                yield self.alert(report, site, share, limit, "warning", message, advice=tuple(a.format(of=stats) for a in advice))
+                yield self.finding(report, site, share, limit, message, advice=tuple(a.format(of=stats) for a in advice))
 
 
 _BEYOND_A_FUNCTION: tuple[str, tuple[str, ...]] = (
@@ -195,8 +196,8 @@ class DoubleSoftmax(Rule, kind="double_softmax"):
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         if report.squashed_twice:
-            yield self.alert(
-                report, report.squashed_twice, 2.0, 1.0, "warning",
+            yield self.finding(
+                report, report.squashed_twice, 2.0, 1.0,
                 "the loss applies a softmax or sigmoid to the output of another one (cross_entropy and "
                 "binary_cross_entropy_with_logits expect logits): gradients are small and the loss cannot reach 0.",
             )  # fmt: skip
@@ -211,8 +212,8 @@ class TargetLearns(Rule, kind="output_range"):
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         if report.target_layer:
-            yield self.alert(
-                report, report.target_layer, 1.0, 0.0, "warning",
+            yield self.finding(
+                report, report.target_layer, 1.0, 0.0,
                 "an optimizer updates it, and its only gradient is that of the target of a loss whose input learns as well: the "
                 "target moves to what the model puts out, and both may agree on anything.",
                 advice=("Compute targets under torch.no_grad(), or detach them", "Leave their parameters out of the optimizer"),
@@ -267,7 +268,7 @@ KINDS = (
         "{UnreachableTargets.share} of the targets are 0\n"
         "mse_loss, l1_loss, smooth_l1_loss, huber_loss, kl_div: alert if a layer that an optimizer holds has a gradient "
         "through their target alone, while their input has one too",
-        severities="warning; info for logarithms of probabilities",
+        inconclusive="for logarithms of probabilities",
         advice=("Give cross_entropy the output of the last linear layer, without an activation",
             "Give mse_loss and its like outputs and targets of the same shape",
             "Give nll_loss the log_softmax of the logits, or log(p) of probabilities"),

@@ -61,9 +61,7 @@ class MetricMisused(Rule, kind="metric_misused"):
             (message, advice, _), use = _MISTAKES[field], report.metrics[site]
             more = f" (also {some(others, 3)})" * bool(others)
             value, limit = float({"epochs": use.epochs, "megabytes": use.megabytes}.get(field, 1)), getattr(self, field, 0.0)
-            yield self.alert(
-                report, site, value, limit, "warning", f"{message.format(use=use, rule=self)}{more}.", advice=(advice,)
-            )
+            yield self.finding(report, site, value, limit, f"{message.format(use=use, rule=self)}{more}.", advice=(advice,))
 
 
 __all__ = ["MetricMisused"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, in_batch, percent, where
+from lightning_hooks.declare.rule import Alerts, Rule, in_batch, percent, where
 from lightning_hooks.declare.window import batch_of
 from lightning_hooks.diagnostics.causes.code import NONFINITE
 from lightning_hooks.diagnostics.clipping_events.report import ClipReport
@@ -28,8 +28,8 @@ class NonfiniteFeatures(Rule, kind="nonfinite", shares=("threshold",), urgent=Tr
         sampled = f" (one batch in {report.every_n_steps} is sampled)" * (report.every_n_steps > 1)
         for site, stats in where(report.sites, lambda stats: stats.nonfinite_fraction > self.threshold):
             first, of_data = stats.first_nonfinite_batch, _in_data(report, stats)
-            yield self.alert(
-                report, site, stats.nonfinite_fraction, self.threshold, "critical",
+            yield self.finding(
+                report, site, stats.nonfinite_fraction, self.threshold,
                 f"{percent(stats.nonfinite_fraction)} of its output values are NaN or infinite, first in training batch "
                 f"{first} of the epoch{sampled}{of_data}.",
                 batch=first,
@@ -53,11 +53,12 @@ class NonfiniteWeights(Rule, kind="nonfinite", urgent=True):
         steps = [stats.nonfinite_steps for stats in (*report.parameters.values(), report.loss) if stats is not None]
         bad = any(found) or any(steps)
         for name, weight in report.model_setup.nonfinite_weights.items():
-            yield self.alert(
-                report, name, weight.count, 0.0, graded(bad, "critical"),
+            yield self.finding(
+                report, name, weight.count, 0.0,
                 f"{weight.count} of its {weight.elements} numbers {('has', 'have')[weight.count > 1]} been NaN or infinite since "
                 f"before the first step, the first at {list(weight.index)}"
                 f"{': the loss is finite, so nothing uses them' * (not bad)}.",
+                conclusive=bad,
                 since_step=0,
                 advice=("Initialise or load it again",
                     "Look for torch.empty without an initialisation, a division by 0 in one, or a broken checkpoint"),
@@ -81,8 +82,8 @@ class NonfiniteGradients(Rule, kind="nonfinite", urgent=True):
                 )
 
     def _found(self, report: GradientFlowReport, site: str, value: float, what: str, first: str, **when: Any) -> Alert:
-        return self.alert(
-            report, site, value, 0.0, "critical",
+        return self.finding(
+            report, site, value, 0.0,
             f"{what} is NaN or infinite{first}; one step with such a gradient makes a parameter NaN.",
             **when,
         )  # fmt: skip
@@ -100,16 +101,16 @@ class NonfiniteSteps(Rule, kind="nonfinite", urgent=True):
         for site, events in report.events.items():
             at = f"at training batch {events.first_nonfinite_batch} of the epoch"
             if events.nonfinite_share < 1.0 and events.first_nonfinite_parameters and events.first_nonfinite_batch is not None:
-                yield self.alert(
-                    report, events.first_nonfinite_parameters[-1], events.nonfinite_share, 0.0, "critical",
+                yield self.finding(
+                    report, events.first_nonfinite_parameters[-1], events.nonfinite_share, 0.0,
                     f"{at} a step was taken with a gradient that is NaN or infinite up to this layer and finite after it: the "
                     "backward pass fails between this layer and the next.",
                     advice=("Add an eps inside it",),
                     batch=events.first_nonfinite_batch,
                 )  # fmt: skip
             elif events.first_nonfinite_batch is not None:
-                yield self.alert(
-                    report, site, events.nonfinite_share, 0.0, "critical",
+                yield self.finding(
+                    report, site, events.nonfinite_share, 0.0,
                     f"{at} a step was taken with gradients that were all NaN or infinite: the loss was already, or the forward "
                     "pass before it.",
                     advice=(
@@ -132,7 +133,8 @@ KINDS = (
         "alert if a measured step of a parameter had a gradient that is not finite\n"
         "alert if any optimizer step, sampled or not, was taken with such a gradient\n"
         "alert if a parameter held such a value before the first step",
-        severities="critical; info for a weight at the start while loss and gradients are finite",
+        critical=0.0,
+        inconclusive="for a weight at the start while loss and gradients are finite",
         advice=("Check the inputs of that batch and this module's operation", "Try a lower learning rate or gradient clipping"),
     ),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, percent
+from lightning_hooks.declare.rule import Alerts, Rule, percent
 from lightning_hooks.diagnostics.causes.rates import HELD, unusual_setting, wrong_schedule
 from lightning_hooks.diagnostics.causes.steps import loss_divided
 from lightning_hooks.diagnostics.optimizer.table import GroupSettings, OptimizerStats
@@ -34,8 +34,8 @@ class SecondMomentStale(Rule, kind="second_moment_stale", shares=("threshold",))
         for name, stats in report.optimizers.items():
             stale = stats.stale_fraction or 0.0
             if stale > limit and any(rate > 0 for rate in stats.lr) and not has_converged(report):
-                yield self.alert(
-                    report, name, stale, limit, "warning",
+                yield self.finding(
+                    report, name, stale, limit,
                     f"{percent(stale)} of its second moments are below eps² (eps is {stats.largest('eps'):.1e}; limit "
                     f"{percent(limit)}): eps, not the gradient, decides the size of these steps, and they are smaller than "
                     "the learning rate says.",
@@ -67,20 +67,21 @@ class LrZero(Rule, kind="lr_zero"):
             rate, peak, initial = map(stats.largest, ("lr", "lr_peak", "lr_initial"))
             judged = bool(groups) and not has_converged(report)
             if judged and not peak and not any(group.lr_initial for group in groups):
-                yield self.alert(
-                    report, name, 0.0, 0.0, "info",
+                yield self.finding(
+                    report, name, 0.0, 0.0,
                     "its learning rate is 0 and has never been above 0: it changes nothing.",
+                    conclusive=False,
                     advice=("Set a learning rate, unless that is meant",),
                 )  # fmt: skip
             elif judged and planned and self._fell_early(groups, report.step, planned):
-                yield self.alert(
-                    report, name, rate, 1e-4 * peak, "warning",
+                yield self.finding(
+                    report, name, rate, 1e-4 * peak,
                     f"its learning rate has been below 1e-4 of its peak ({peak:.1e}) for {min(g.low_steps for g in groups)} of the "
                     f"{planned} planned steps, and is {rate:.1e} now.",
                 )  # fmt: skip
             elif judged and planned and report.step > planned / 2 and self._never_rose(name, groups, first):
-                yield self.alert(
-                    report, name, rate, self.initial * initial, "warning",
+                yield self.finding(
+                    report, name, rate, self.initial * initial,
                     f"its learning rate is {rate:.1e}, below {percent(self.initial)} of the {initial:.1e} that its scheduler "
                     f"is made for, after {percent(report.step / planned)} of the planned {planned} steps.",
                 )  # fmt: skip
@@ -114,8 +115,8 @@ class ScheduleLength(Rule, kind="lr_zero"):
                 made = f"its {schedule.name} is made for {schedule.length} steps ({schedule.argument})"
                 if schedule.repeats and schedule.length > 1 and schedule.taken >= self.periods * schedule.length:
                     times = ("so far", f"of {planned} planned ones")[bool(planned) and not schedule.by_epoch]
-                    yield self.alert(
-                        report, name, schedule.taken, self.periods * schedule.length, "warning",
+                    yield self.finding(
+                        report, name, schedule.taken, self.periods * schedule.length,
                         f"{made} and has been stepped {schedule.taken} times {times}: after {schedule.length} of them its learning "
                         "rate rises again, as slowly as it fell.",
                         advice=(f"Set {schedule.argument} to the number of times that it is stepped",
@@ -127,8 +128,8 @@ class ScheduleLength(Rule, kind="lr_zero"):
                     and abs(schedule.length - planned) <= self.near * planned
                     and report.step >= self.steps * epochs
                 ):
-                    yield self.alert(
-                        report, name, schedule.length, (1 - self.near) * planned, "warning",
+                    yield self.finding(
+                        report, name, schedule.length, (1 - self.near) * planned,
                         f"{made}, as many as the training has ({planned}), and is stepped once per epoch: it goes "
                         f"{percent(planned * epochs / report.step / schedule.length)} of its way.",
                         advice=("Return {'scheduler': scheduler, 'interval': 'step'}",),
@@ -159,16 +160,17 @@ class OptimizerSettings(Rule, kind="optimizer_settings"):
             eps, stale = stats.largest("eps"), stats.stale_fraction or 0.0
             if eps >= self.eps and is_scale_free(name):
                 measured = f": {percent(stale)} of its second moments are below eps²" * (stats.stale_fraction is not None)
-                yield self.alert(
-                    report, name, eps, self.eps, graded(stale > self.stale),
+                yield self.finding(
+                    report, name, eps, self.eps,
                     f"its eps is {eps:g} (limit {self.eps:g}; 1e-8 is usual){measured}.",
+                    conclusive=stale > self.stale,
                     advice=("Set eps=1e-8, unless that is meant",),
                 )  # fmt: skip
             # Adam need not converge unless beta1 < sqrt(beta2) (Reddi et al. 2018). Others mean other things by betas.
             pairs = {group.betas for group in stats.groups if len(group.betas) == 2 and "adam" in name.lower()}
             for one, two in sorted(pair for pair in pairs if pair[0] > pair[1])[:1]:
-                yield self.alert(
-                    report, name, one, two, "warning",
+                yield self.finding(
+                    report, name, one, two,
                     f"beta1 ({one:g}) is larger than beta2 ({two:g}): the second moment forgets faster than the first, so steps "
                     "are divided by the size of gradients other than those that they are made of.",
                     advice=("Set betas=(0.9, 0.999)",),
@@ -182,8 +184,8 @@ class OptimizerSettings(Rule, kind="optimizer_settings"):
                 ("weight_decay", most, less, "weights shrink faster than they learn"),
             ):
                 if (value := stats.largest(setting)) >= limit:
-                    yield self.alert(
-                        report, name, value, limit, "warning",
+                    yield self.finding(
+                        report, name, value, limit,
                         f"its {setting} is {value:g} (limit {limit:g}; {usual:g} is usual): {why}.",
                         advice=(f"Set {setting}={usual:g}",),
                     )  # fmt: skip
@@ -211,8 +213,8 @@ class DecayDominates(Rule, kind="optimizer_settings"):
             ratios = [decay * each.weight_rms / each.rms for decay, each in stats if each.weight_rms is not None and each.rms > 0]
             ratio = statistics.median(ratios or [0.0])
             if ratio > self.factor and not has_converged(report, 0.1):
-                yield self.alert(
-                    report, name, ratio, self.factor, "warning",
+                yield self.finding(
+                    report, name, ratio, self.factor,
                     f"its weight decay of {max(decayed.values()):g} is added to the gradient, and is "
                     f"{ratio:.3g} times its size (median of {len(ratios)} weights; limit {self.factor:g}): steps follow the decay, "
                     "not the loss.",
@@ -243,7 +245,7 @@ KINDS = (
         "warm-up\n"
         "      or a cosine has been stepped {ScheduleLength.periods} * T_max times: it rises again\n"
         "      or a schedule of as many steps as the training has (within {ScheduleLength.near}) is stepped once per epoch",
-        severities="warning; info for a rate that has always been 0",
+        inconclusive="for a rate that has always been 0",
         advice=("Step the scheduler as often as it was made for (interval='epoch' or 'step')",
             "Make the schedule as long as the training: T_max, total_steps, num_training_steps"),
     ),
@@ -259,7 +261,7 @@ KINDS = (
         "or if a weight_decay >= {DecayDominates.decay} is added to the gradient, and weight_decay * rms(weight) / rms(gradient) "
         "> {DecayDominates.factor}, median of the matrices\n"
         "   (torch's Adam, NAdam, RAdam, Adamax, Adagrad, RMSprop)",
-        severities="warning; info for a large eps that does not decide the steps",
+        inconclusive="for a large eps that does not decide the steps",
         advice=("Check the arguments of the optimizer",),
     ),
 )  # fmt: skip

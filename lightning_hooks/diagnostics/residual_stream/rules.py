@@ -9,7 +9,7 @@ from statistics import median
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped
+from lightning_hooks.declare.rule import Alerts, Rule, grouped
 from lightning_hooks.diagnostics.causes import code, rates, weights
 from lightning_hooks.diagnostics.reports import FeatureReport
 from lightning_hooks.diagnostics.residual_stream.table import ResidualStats
@@ -70,11 +70,12 @@ class ActivationOutliers(Rule, kind="activation_outliers"):
                 name, overflow = first_of(found)
                 stats = found[name]
                 others = f", and so it is behind {len(found)} of {len(blocks)} blocks" * (len(found) > 1)
-                yield self.alert(
-                    report, name, stats.channel_ratio, self.threshold, graded(overflow),
+                yield self.finding(
+                    report, name, stats.channel_ratio, self.threshold,
                     f"channel {stats.channel} of its output has an RMS of {stats.channel_rms:.3g}, the median channel "
                     f"{stats.median_channel_rms:.3g} (ratio {stats.channel_ratio:.3g}, limit {self.threshold:.3g})"
                     f"{others}{overflow}.",
+                    conclusive=overflow,
                 )  # fmt: skip
 
 
@@ -99,11 +100,12 @@ class ResidualGrowth(Rule, kind="residual_growth"):
             if found and len(blocks) >= self.min_blocks:
                 name, overflow = first_of(found)
                 growth = found[name].rms / first.rms
-                yield self.alert(
-                    report, name, growth, self.threshold, graded(overflow),
+                yield self.finding(
+                    report, name, growth, self.threshold,
                     f"the residual stream behind it has an RMS of {found[name].rms:.3g}, {growth:.3g} times that behind the "
                     f"first of {len(blocks)} blocks (limit {self.threshold:.3g}); behind the last one it is "
                     f"{last.rms:.3g}{overflow}.",
+                    conclusive=overflow,
                 )  # fmt: skip
 
 
@@ -127,8 +129,8 @@ class ResidualDoubling(Rule, kind="residual_growth"):
             sizes = [size for size in blocks.values() if 0 < size < math.inf]
             factor = median([later / earlier for earlier, later in pairwise(sizes)] or [0.0])
             if len(blocks) == len(sizes) >= self.min_blocks and factor > self.factor and sizes[-1] > self.threshold * sizes[0]:
-                yield self.alert(
-                    report, [*blocks][1], factor, self.factor, "warning",
+                yield self.finding(
+                    report, [*blocks][1], factor, self.factor,
                     f"the input of each of {len(blocks)} blocks is {factor:.3g} times as large as that of the one before (median, "
                     f"limit {self.factor:g}), from {sizes[0]:.3g} to {sizes[-1]:.3g} in all: every block multiplies what is handed "
                     "on.",
@@ -151,8 +153,7 @@ KINDS = (
         "or if the rms of each block's input is {ResidualDoubling.factor} times that of the one before (median), and the last "
         "one's\n"
         "   {ResidualDoubling.threshold} times the first one's, in at least {ResidualDoubling.min_blocks} blocks",
-        severities="info; warning where a block's largest value is above a quarter of what its type holds, and where every block "
-        "doubles it",
+        inconclusive="where no block's largest value is above a quarter of what its type holds, and some block does not double it",
         advice=("Normalise what each branch reads (pre-norm)", "Start each branch's last layer smaller, by the root of the depth",
             "In float16, train in bfloat16"),
     ),
@@ -164,7 +165,7 @@ KINDS = (
         "language models have such channels (Sun et al. 2024), so it is an info; in float16 they may overflow.",
         formula="channel_ratio = rms of the largest channel / rms of the median channel, of a block's output\n\n"
         "alert if channel_ratio > {ActivationOutliers.threshold}",
-        severities="info; warning where the block's largest value is above a quarter of what its type holds",
+        inconclusive="where the block's largest value is below a quarter of what its type holds",
         advice=("Look at the bias and the normalisation weight of that channel", "In float16, train in bfloat16",
             "Before quantising, give such channels a scale of their own"),
     ),

@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import ClassVar, TypeVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, percent
+from lightning_hooks.declare.rule import Alerts, Rule, percent
 from lightning_hooks.diagnostics.causes import rates, steps, weights
 from lightning_hooks.diagnostics.routers.routing import CodebookStats, RouterReport, RouterStats
 
@@ -44,10 +44,11 @@ class DeadExperts(Rule, kind="dead_experts", judges="epoch", shares=("threshold"
                 shown = ", ".join(map(str, sorted(dead)[:8])) + ", …" * (len(dead) > 8)
                 share = len(dead) / stats.experts
                 many = share >= self.share
-                yield self.alert(
-                    report, site, share, self.share * many, graded(many),
+                yield self.finding(
+                    report, site, share, self.share * many,
                     f"{len(dead)} of its {stats.experts} experts ({shown}) got at most {percent(self.threshold)} of an even share "
                     f"of {stats.tokens} tokens, so that they do not train.",
+                    conclusive=many,
                 )  # fmt: skip
 
     def _lasts(self, site: str, dead: set[int], window: RouterReport) -> bool:
@@ -81,14 +82,14 @@ class RouterCollapse(Rule, kind="router_collapse", judges="epoch", shares=("thre
 
     def __call__(self, report: RouterReport) -> Alerts:
         for site, stats in self._collapsed(report, report.routers):
-            yield self.alert(
-                report, site, stats.effective, self._least(stats), "warning",
+            yield self.finding(
+                report, site, stats.effective, self._least(stats),
                 f"its {stats.tokens} tokens, with {stats.top_k} of {stats.experts} experts each, go to {stats.effective:.3g} "
                 f"experts in effect; one of them gets {percent(max(stats.load) * stats.top_k)} of all tokens.",
             )  # fmt: skip
         for site, book in self._collapsed(report, report.codebooks):
-            yield self.alert(
-                report, site, book.perplexity, self._fewest(book), "warning",
+            yield self.finding(
+                report, site, book.perplexity, self._fewest(book),
                 f"it chooses {book.perplexity:.3g} of its {book.size} codes in effect (perplexity), over {book.codes} choices.",
                 advice=(
                     "Start codes that are not used again from outputs of the encoder",
@@ -159,7 +160,7 @@ KINDS = (
         "in windows in a row of at least {DeadExperts.min_batches} batches ({DeadExperts.of_few} for less than half of the "
         "experts),\n"
         "each of at least {DeadExperts.min_choices} choices for each expert at an even load",
-        severities="warning; info for less than a quarter of the experts",
+        inconclusive="for less than a quarter of the experts",
         advice=("Add a loss for balance, or weigh it more (router_aux_loss_coef of transformers, from 0.01 on)",
             "Start the router from smaller weights, or with a lower learning rate", "Use fewer experts"),
     ),

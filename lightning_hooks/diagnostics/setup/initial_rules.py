@@ -7,7 +7,7 @@ import statistics
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent
+from lightning_hooks.declare.rule import Alerts, Rule, grouped, percent
 from lightning_hooks.diagnostics.causes import code, data, rates, weights
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport, had_gradient
@@ -46,8 +46,8 @@ class PoorInit(Rule, kind="poor_init"):
             for site in [site for site in self._alone({site: gains[site] for site in sites}, usual) if site not in of_one_size]:
                 ratio = gains[site] / usual
                 size, limit = (f"{ratio:.3g} times", self.factor) if ratio > 1 else (f"1/{1 / ratio:.3g} of", 1 / self.factor)
-                yield self.alert(
-                    report, site, ratio, limit, "warning",
+                yield self.finding(
+                    report, site, ratio, limit,
                     f"its initial weights are {size} the size of those of the layers of the same role (gain {gains[site]:.3g}, "
                     f"median {usual:.3g}, limit: a factor of {self.factor:.3g}), and none of these is close: signals grow or "
                     "shrink by this factor.",
@@ -86,8 +86,8 @@ class LargeLayers(Rule, kind="poor_init"):
             return
         middle, size = (statistics.median(of) for of in (gains.values(), [report.sites[site].rms for site in gains]))
         if middle > self.gain and size > self.outputs:
-            yield self.alert(
-                report, large[0], middle, self.gain, "warning",
+            yield self.finding(
+                report, large[0], middle, self.gain,
                 f"{len(large)} of {len(gains)} layers start with a gain above {self.gain:g} (median {middle:.3g}): each stretches "
                 f"its input by about that factor, and the median size of their outputs is {size:.3g}.",
                 advice=("Leave the initialisation of layers to PyTorch",),
@@ -114,8 +114,8 @@ class ConstantWeights(Rule, kind="poor_init"):
         if report.epoch == 0 and len(constant) >= self.layers:
             site, *others = constant
             more = ", …" * (len(others) > 2)
-            yield self.alert(
-                report, site, float(len(constant)), float(self.layers), "warning",
+            yield self.finding(
+                report, site, float(len(constant)), float(self.layers),
                 f"all its initial weights are {constant[site]:.3g}, and those of {', '.join(others[:2])}{more} are one "
                 f"number too ({len(constant)} layers, limit {self.layers}): their outputs are all the same, get the same gradient "
                 "and stay the same.",
@@ -139,8 +139,8 @@ class OneSignWeights(Rule, kind="poor_init"):
         found = report.model_setup.one_sign_weights
         if report.epoch == 0 and len(found) >= self.layers:
             site, mean = next(iter(found.items()))
-            yield self.alert(
-                report, site, float(len(found)), float(self.layers), "warning",
+            yield self.finding(
+                report, site, float(len(found)), float(self.layers),
                 f"all its initial weights are {('below', 'above')[mean > 0]} 0 (mean {mean:.3g}), and so are those of "
                 f"{len(found) - 1} more of its layers (limit {self.layers}): outputs for positive inputs differ little, "
                 "and grow from layer to layer.",
@@ -172,11 +172,12 @@ class FirstLossHigh(Rule, kind="poor_init"):
             chance = math.log(max(stats.classes, 2))
             ratio = stats.first_loss / chance
             if ratio > self.factor and report.epoch == 0:
-                yield self.alert(
-                    report, last or site, ratio, self.factor, graded(ratio >= self.far),
+                yield self.finding(
+                    report, last or site, ratio, self.factor,
                     f"the first loss of {site} is {stats.first_loss:.3g}, {ratio:.3g} times that of equal probabilities for "
                     f"{stats.classes} classes ({chance:.3g}; limit: a factor of {self.factor:.3g}): logits differ too much at the "
                     "start.",
+                    conclusive=ratio >= self.far,
                     advice=("Start the last layer with smaller weights, or divide its outputs by the root of its width",),
                 )  # fmt: skip
 
@@ -197,8 +198,8 @@ class FirstLossFar(Rule, kind="poor_init"):
         loss = report.minimized
         ratio = report.over_constant * loss.began / (loss.mean or math.nan)
         if loss.mean > 0 and ratio > self.factor and report.loss_sign and not report.earlier and report.epoch == 0:
-            yield self.alert(
-                report, SITE, ratio, self.factor, "warning",
+            yield self.finding(
+                report, SITE, ratio, self.factor,
                 f"it begins at {loss.began:.3g}, {ratio:.3g} times that of the best constant answer (limit {self.factor:g}): "
                 "outputs are far from all targets.",
                 advice=("Standardise inputs and targets", "Replace what is missing by the mean of its feature"),
@@ -214,10 +215,11 @@ class NotLoaded(Rule, kind="not_loaded"):
         found = report.model_setup.unloaded
         if found is not None and not any(had_gradient(report, f"{name}.weight") for name in found.layers if not found.rate):
             how = f"have {percent(found.rate)} of the head's learning rate" if found.rate else "are frozen"
-            yield self.alert(
-                report, around(found.layers), float(len(found.layers)), 1.0, graded(found.rate < self.slow),
+            yield self.finding(
+                report, around(found.layers), float(len(found.layers)), 1.0,
                 f"{len(found.layers)} of {found.known} layers ({some(found.layers, 3)}) {how}, as if they were trained before, and "
                 "are as they were initialised: layers after them learn from random features.",
+                conclusive=found.rate < self.slow,
             )  # fmt: skip
 
 
@@ -267,7 +269,7 @@ KINDS = (
         "                 or with weights and a bias that are uniform in ±1/sqrt(fan_in)\n\n"
         "alert if 0.8 of at least 3 layers are, that come before what trains and are frozen, or have 0.1 of its learning rate\n"
         "not for a frozen module if another one of its class and shapes trains",
-        severities="warning; info where it has {NotLoaded.slow} of the rate or more",
+        inconclusive="where it has {NotLoaded.slow} of the rate or more",
         advice=("Look at the missing_keys that load_state_dict returns, or pass strict=True",),
     ),
 )  # fmt: skip

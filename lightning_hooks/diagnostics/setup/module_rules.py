@@ -9,7 +9,7 @@ from typing import ClassVar
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.cause import PROOF, CauseEvidence, Judgement, Remedy, possible_cause
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent, subject
+from lightning_hooks.declare.rule import Alerts, Rule, grouped, percent, subject
 from lightning_hooks.diagnostics.causes import code
 from lightning_hooks.diagnostics.causes.facts import Facts
 from lightning_hooks.diagnostics.reports import GradientFlowReport, had_gradient
@@ -41,29 +41,29 @@ class EvalMode(Rule, kind="eval_mode"):
         for part, sites in grouped((outwards(site)[level - 1], site) for site, level in levels.items() if level > 1).items():
             since = min((setup.eval_since[site] for site in sites if site in setup.eval_since), default=None)
             thawed = any(_rested(earlier, part or THE_MODEL) for earlier in report.earlier)  # its norms stay as they were then
-            yield self.alert(
-                report, part or THE_MODEL, len(sites), 0, graded(not thawed),
+            yield self.finding(
+                report, part or THE_MODEL, len(sites), 0,
                 f"it trains in eval mode{f', since step {since}' * (since is not None)}: "
                 f"{subject(sites, 'behaves', 'behave')} as in validation.",
-                since_step=since,
+                since_step=since, conclusive=not thawed,
                 advice=(f"Call {part or 'model'}.train() before training", "Freeze it if it is not to learn"),
             )  # fmt: skip
         single = [site for site, level in levels.items() if level <= 1]
         unestimated = [site for site in setup.unestimated if site in single]
         if unestimated:
             more = f", and so has {some(unestimated[1:], 3)}" * (len(unestimated) > 1)
-            yield self.alert(
-                report, unestimated[0], len(unestimated), 0, "warning",
+            yield self.finding(
+                report, unestimated[0], len(unestimated), 0,
                 "batch norm in eval mode has a running mean and variance of 0 and 1, as it was made: it normalises nothing"
                 f"{more}.",
                 advice=("Call train() on it until its statistics are estimated", "Load a checkpoint that holds its buffers"),
             )  # fmt: skip
         switched = [site for site in single if site not in unestimated]
         if switched:
-            yield self.alert(
-                report, switched[0], len(switched), 0, "info",
+            yield self.finding(
+                report, switched[0], len(switched), 0,
                 f"{subject(switched, 'is', 'are')} in eval mode within modules in training mode.",
-                advice=("Call train() on it, unless its statistics are kept on purpose",),
+                advice=("Call train() on it, unless its statistics are kept on purpose",), conclusive=False,
             )  # fmt: skip
 
     def _trains_around(self, site: str, elements: Counter[str], trained: Counter[str]) -> bool:
@@ -97,10 +97,11 @@ class FrozenStatistics(Rule, kind="frozen_statistics"):
             moved = updating[farthest]
             far = moved > self.threshold
             updates = subject(sites, "is in training mode and updates its", "are in training mode and update their")
-            yield self.alert(
-                report, part or THE_MODEL, moved, self.threshold * far, graded(far),
+            yield self.finding(
+                report, part or THE_MODEL, moved, self.threshold * far,
                 f"it is frozen, but {updates} running statistics: those of {farthest} have moved by {moved:.2g} standard "
                 f"deviations ({('a warning above', 'limit')[far]} {self.threshold:.2g}).",
+                conclusive=far,
             )  # fmt: skip
 
 
@@ -146,10 +147,10 @@ class SetOutside(Rule, kind="set_outside", shares=("restored",)):
             value, limit, now, lost = found.restored, self.restored, "what training started with again", ""
         elif often:
             value, limit = float(found.undone_pauses), float(self.pauses)
-        yield self.alert(
-            report, around(found.parameters), value, limit, graded(again or often),
+        yield self.finding(
+            report, around(found.parameters), value, limit,
             f"something other than the optimizer set {some(found.parameters, 3)} {found.moment}, after step {found.step}: "
-            f"{percent(found.share)} of the trained weights are {now}{lost}.",
+            f"{percent(found.share)} of the trained weights are {now}{lost}.", conclusive=again or often,
         )  # fmt: skip
 
 
@@ -168,8 +169,8 @@ class SetBack(Rule, kind="set_outside"):
         lost = max((max(stats.zero_fraction, stats.lost_fraction or 0.0) for stats in updates), default=1.0)  # of the elements
         held = lost < HALF and all((stats.update_ratio or 0.0) > ROUNDING for stats in updates)
         if held or found >= self.returns:
-            yield self.alert(
-                report, THE_MODEL, float(max(found, held * self.returns)), float(self.returns), "warning",
+            yield self.finding(
+                report, THE_MODEL, float(max(found, held * self.returns)), float(self.returns),
                 f"at {(found, 'all')[held]} sampled steps its weights were to the bit those of an earlier one, although updates "
                 f"had changed them (limit {self.returns}): something sets them back.",
             )  # fmt: skip
@@ -187,8 +188,8 @@ class NeverAway(Rule, kind="set_outside"):
         sizes = {name: (stats.update_ratio or 0.0) * (stats.weight_rms or 0.0) for name, stats in known.items()}
         steps = [away[name] / size for name, size in sizes.items() if 0 < self.least * size < away[name]]
         if len(steps) == len(away) > 1 and max(steps) < self.steps:
-            yield self.alert(
-                report, THE_MODEL, max(steps), self.steps, "warning",
+            yield self.finding(
+                report, THE_MODEL, max(steps), self.steps,
                 f"after {report.step} steps its weights are {max(steps):.2g} steps away from where training began (limit "
                 f"{self.steps:g}): something sets them back.",
             )  # fmt: skip
@@ -214,7 +215,6 @@ class CopyFollows(Rule, kind="module_copy"):
     def __call__(self, report: GradientFlowReport) -> Alerts:
         planned = report.planned_steps or 0
         warm = any(before.step >= self.min_steps for before in report.earlier[-1:])
-        late = 0 < self.still * planned <= report.step
         for copy, stats in report.model_setup.copies.items():
             of, value, limit, given_up = stats.original, 0.0, 0.0, stats.given_up(planned)
             random = any(how == "drawn" and f"{layer}.".startswith(f"{copy}.") for layer, how in report.model_setup.made.items())
@@ -245,7 +245,8 @@ class CopyFollows(Rule, kind="module_copy"):
                 )
             else:
                 continue
-            yield self.alert(report, copy, value, limit, graded(stats.changed or stats.shares_memory or (random and late)), message)
+            conclusive = stats.changed or stats.shares_memory or (random and 0 < self.still * planned <= report.step)
+            yield self.finding(report, copy, value, limit, message, conclusive=conclusive)
 
 
 def around(names: Sequence[str]) -> str:
@@ -287,8 +288,7 @@ KINDS = (
         "      and before the backward pass of every sampled batch, or of the last three of a window, and at least "
         "{EvalMode.trains} of the elements next to it train and have a gradient\n"
         "or if a batch norm alone is, with a running mean and variance of 0 and 1",
-        severities="warning; info where only the module itself is in eval mode, unless its statistics are 0 and 1, and where "
-        "the part was frozen in an earlier window",
+        inconclusive="for a single module whose statistics are not 0 and 1, and for a part that was frozen earlier",
         advice=("Call train() on it before training", "Freeze it with requires_grad_(False) if it is not to learn"),
     ),
     Kind(
@@ -302,7 +302,7 @@ KINDS = (
         "    since training started, in the running std of that time\n\n"
         "alert if no parameter of the module requires a gradient (or next to it, if it has none), and sqrt(d) > "
         "{FrozenStatistics.threshold}",
-        severities="warning; info while the statistics have moved little",
+        inconclusive="while the statistics have moved little",
         advice=("Call eval() on the frozen part in on_train_epoch_start",
             "Set track_running_stats=False on its batch norms, as Lightning's BaseFinetuning does"),
     ),
@@ -323,7 +323,7 @@ KINDS = (
         "      or {SetBack.returns} sampled steps, or all, begin with the weights of an earlier one, to the bit, after updates\n"
         "      or weights are within {NeverAway.steps} updates of where they began, after 20 steps and more\n"
         "not for parameters behind a pruning mask, and those of which values became 0",
-        severities="warning; info where it was set once, or most of what was learned stays",
+        inconclusive="where it was set once, or most of what was learned stays",
         advice=("Find what writes weights at that moment: load_state_dict, copy_, .data = in a hook or callback",
             "Put the trained weights back after validation", "Update an average at each step, before it is copied in"),
     ),
@@ -343,7 +343,7 @@ KINDS = (
         "      or 1 - decay ^ planned steps < {CopyFollows.follows}, where at least {CopyFollows.min_steps} are planned\n"
         "info if it has not changed, and the original has; a warning after {CopyFollows.still} of the planned steps,\n"
         "     if its weights are uniform in ±1/sqrt(fan_in), as PyTorch draws them",
-        severities="warning; info where it stands still and may have been trained before",
+        inconclusive="where it stands still and may have been trained before",
         advice=("Update it towards its original after each step: copy.data.lerp_(parameter.data, 1 - decay)",
             "Assign the module itself, without copy.deepcopy, where both are to be one"),
     ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent, subject
+from lightning_hooks.declare.rule import Alerts, Rule, grouped, percent, subject
 from lightning_hooks.diagnostics.causes import code, wiring
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport, had_gradient, unused_tensors
 from lightning_hooks.diagnostics.setup.module_rules import around
@@ -36,16 +36,17 @@ class NotOptimized(Rule, kind="not_optimized"):
         """A warning for optimizers of something else, an info for none. Lightning's stand-in for none has no learning rate."""
         others = [name for name, stats in report.optimizers.items() if any(group.lr for group in stats.groups)]
         if others:
-            yield self.alert(
-                report, "the model", float(len(others)), 0.0, "warning",
+            yield self.finding(
+                report, "the model", float(len(others)), 0.0,
                 f"none of its parameters is held by an optimizer: what {', '.join(others)} holds is not this model's.",
                 advice=("Create the optimizer from self.parameters() in configure_optimizers",),
             )  # fmt: skip
         else:
-            yield self.alert(
-                report, "the model", float(_trained_elements(report)), 0.0, "info",
+            yield self.finding(
+                report, "the model", float(_trained_elements(report)), 0.0,
                 "there is no optimizer: parameters change only where your own code changes them, and update ratios and "
                 "clipping are not measured.",
+                conclusive=False,
                 advice=("Return an optimizer from configure_optimizers to have them measured",),
             )  # fmt: skip
 
@@ -54,14 +55,14 @@ class NotOptimized(Rule, kind="not_optimized"):
         for optimizer, names in held.items():
             again = [n for n in names if report.setups[n].stepped and report.setups[n].lr and not report.setups[n].trains]
             if not any(report.setups[name].trains or had_gradient(report, name) for name in names):
-                yield self.alert(
-                    report, optimizer, float(len(names)), 0.0, "warning",
+                yield self.finding(
+                    report, optimizer, float(len(names)), 0.0,
                     f"all {len(names)} of its parameters are frozen (requires_grad is False): its steps change nothing.",
                     advice=("Unfreeze what it holds, or give it the parameters that train",),
                 )  # fmt: skip
             elif again:
-                yield self.alert(
-                    report, optimizer, float(len(again)), 0.0, "warning",
+                yield self.finding(
+                    report, optimizer, float(len(again)), 0.0,
                     f"{len(again)} of its {len(names)} parameters do not require a gradient ({some(again, 3)}), though it has "
                     f"taken steps with them, and their learning rate is {report.setups[again[0]].lr or 0.0:.2g}: they were frozen "
                     "again when training went on.",
@@ -82,9 +83,10 @@ class NotOptimized(Rule, kind="not_optimized"):
             more += "if made before a layer was replaced"
             advice = ("Create the optimizer after the layer, in configure_optimizers",)
         for name, setup in left_out.items():
-            yield self.alert(
-                report, name, float(setup.elements), 0.0, graded(setup.has_gradient),
+            yield self.finding(
+                report, name, float(setup.elements), 0.0,
                 f"it requires a gradient, but no optimizer holds it: it does not change{more}.",
+                conclusive=setup.has_gradient,
                 advice=advice,
             )  # fmt: skip
 
@@ -94,9 +96,10 @@ class NotOptimized(Rule, kind="not_optimized"):
             both = [(name, before.setups[name].trains, setup) for name, setup in report.setups.items() if name in before.setups]
             changed = grouped((setup.trains, name) for name, then, setup in both if then is not setup.trains and not setup.stepped)
             for trains, names in sorted(changed.items()):
-                yield self.alert(
-                    report, around(names), float(len(names)), 0.0, "info",
+                yield self.finding(
+                    report, around(names), float(len(names)), 0.0,
                     f"{subject(names, 'was', 'were')} {'un' * trains}frozen between steps {before.step} and {report.step}.",
+                    conclusive=False,
                     since_step=before.step, advice=("Check that it is on purpose",),
                 )  # fmt: skip
 
@@ -107,8 +110,8 @@ class NotOptimized(Rule, kind="not_optimized"):
         trains = [name for name, setup in inside.items() if setup.optimizers and setup.learns]
         frozen = bool(trains and site) and not (report.setups[f"{site}.weight"].trains or had_gradient(report, f"{site}.weight"))
         if frozen and report.model_setup.made.get(site):
-            yield self.alert(
-                report, site, 0.0, 0.0, "warning",
+            yield self.finding(
+                report, site, 0.0, 0.0,
                 f"the last layer before the loss is frozen, and its weights are as they were initialised, while {len(trains)} "
                 f"parameters before it train ({trains[0]}, …): its output is a random combination that never gets better.",
                 advice=("Call requires_grad_(True) on it, and give it to the optimizer",),
@@ -145,8 +148,8 @@ class Unregistered(Rule, kind="unregistered"):
                 message += f"gradients, but the model does not know them{', and no optimizer holds them' * (not held.optimized)}."
             else:
                 continue
-            severity = graded(held.modules or not (held.held and held.optimized))
-            yield self.alert(report, site, float(held.elements), 0.0, severity, message, advice=advice)
+            conclusive = held.modules or not (held.held and held.optimized)
+            yield self.finding(report, site, float(held.elements), 0.0, message, conclusive=conclusive, advice=advice)
 
 
 class Shared(Rule, kind="shared"):
@@ -156,9 +159,10 @@ class Shared(Rule, kind="shared"):
         for site, others in report.shared.items():
             listed = ", ".join(others[:3]) + ", …" * (len(others) > 3)
             numbered = all(name.rpartition(".")[2].isdigit() for name in (site, *others))
-            yield self.alert(
-                report, site, len(others) + 1, 1, graded(numbered),
+            yield self.finding(
+                report, site, len(others) + 1, 1,
                 f"{listed} {('is', 'are')[len(others) > 1]} the same module, with the same weights.",
+                conclusive=numbered,
             )  # fmt: skip
 
 
@@ -181,7 +185,7 @@ KINDS = (
         "or if the layer nearest the loss is frozen, others train, and its bias is 0 or weights and bias are uniform in "
         "±1/sqrt(fan_in)\n"
         "info if a parameter is frozen or unfrozen in mid-run",
-        severities="warning; info while the parameter gets no gradient, without any optimizer, and for what is frozen in mid-run",
+        inconclusive="while the parameter gets no gradient, without any optimizer, and for what is frozen in mid-run",
         advice=("Give it to an optimizer (optimizer.add_param_group)",
             "Freeze it with requires_grad_(False) if it is not to learn"),
     ),
@@ -196,7 +200,7 @@ KINDS = (
         "or if a tensor that is an attribute, or in such a container, requires a gradient, is no parameter, and gets one\n"
         "or if the first loss has a gradient for a parameter that no module and no optimizer holds, and that is gone after the "
         "step",
-        severities="warning; info for a tensor that an optimizer holds",
+        inconclusive="for a tensor that an optimizer holds",
         advice=("Put them in an nn.ModuleList or nn.ModuleDict",
             "Freeze them with requires_grad_(False) if they are hidden on purpose"),
     ),
@@ -208,7 +212,7 @@ KINDS = (
         ),
         meaning="One parent holds the same module under several names, as `[layer] * 4` does. The layers share their weights.",
         formula="alert if one module object is registered under two or more names of one parent",
-        severities="warning in a numbered list; info for modules with names of their own",
+        inconclusive="for modules with names of their own, not in a numbered list",
         advice=("Make each its own: [make_layer() for _ in range(n)]",
             "Where weights are shared on purpose, mute this with rules=['-shared']"),
     ),

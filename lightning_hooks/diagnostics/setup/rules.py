@@ -6,7 +6,7 @@ import math
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
-from lightning_hooks.declare.rule import Alerts, Rule, graded, grouped, percent, subject, where
+from lightning_hooks.declare.rule import Alerts, Rule, grouped, percent, subject, where
 from lightning_hooks.diagnostics.causes import code, rates, weights, wiring
 from lightning_hooks.diagnostics.loss_inputs.targets import RARE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
@@ -22,8 +22,8 @@ class LinearNetwork(Rule, kind="settings"):
     def __call__(self, report: GradientFlowReport) -> Alerts:
         if report.linear_layers is not None:
             first, last, layers = report.linear_layers
-            yield self.alert(
-                report, first, layers, 1, "warning",
+            yield self.finding(
+                report, first, layers, 1,
                 f"from here to {last} there is nothing but linear maps: its {layers} layers are together one linear layer.",
                 advice=("Put an activation such as nn.ReLU between them",),
             )  # fmt: skip
@@ -59,7 +59,7 @@ class ModuleSettings(Rule, kind="settings"):
             message, advice = _EXTREME[setting]
             message = message.format(value=value, limit=limit, share=percent(value), most=percent(limit))
             more = f" (also {some(others, 3)})" * bool(others)
-            yield self.alert(report, site, value, limit, "warning", f"{message}{more}.", advice=advice)
+            yield self.finding(report, site, value, limit, f"{message}{more}.", advice=advice)
 
 
 _EXTREME: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -103,10 +103,11 @@ class OptimizerChoices(Rule, kind="settings"):
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         for optimizer, decay in where(report.model_setup.vector_decay, lambda decay: decay.weight_decay > self.weight_decay):
-            yield self.alert(
-                report, optimizer, decay.weight_decay, self.weight_decay, "info",
+            yield self.finding(
+                report, optimizer, decay.weight_decay, self.weight_decay,
                 f"its weight decay of {decay.weight_decay:.2g} also applies to {decay.parameters} biases and scales of norms, "
                 "which most recipes leave out.",
+                conclusive=False,
                 advice=("Put parameters of one dimension into a group with weight_decay=0",),
             )  # fmt: skip
         held = {name: tuple(dict.fromkeys(setup.optimizers)) for name, setup in report.setups.items()}
@@ -116,10 +117,11 @@ class OptimizerChoices(Rule, kind="settings"):
             # Losses of their own have parameters of their own too: an encoder and one of two heads.
             others = [name for name, holders in held.items() if name not in shared and not set(optimizers).isdisjoint(holders)]
             whole = len(set(shared.values())) == 1 and not others
-            yield self.alert(
-                report, first, len(shared), 0, graded(whole),
+            yield self.finding(
+                report, first, len(shared), 0,
                 f"{subject([*shared], 'is', 'are')} held by several optimizers ({', '.join(optimizers)}): each updates what the "
                 f"other has set{', and none holds anything else' * whole}.",
+                conclusive=whole,
                 advice=("Give each parameter to one optimizer, unless they take turns on purpose",),
             )  # fmt: skip
 
@@ -141,15 +143,15 @@ class ClassWeights(Rule, kind="settings"):
     def __call__(self, report: FeatureReport) -> Alerts:
         advice = ("Weigh each class by one over its number: the rarer it is, the more",)
         for site, outputs in where(report.outputs, lambda outputs: outputs.frequent_weight >= self.ratio):
-            yield self.alert(
-                report, site, outputs.frequent_weight, self.ratio, "warning",
+            yield self.finding(
+                report, site, outputs.frequent_weight, self.ratio,
                 f"its labels weigh {outputs.frequent_weight:.3g} times as much as its classes do (limit {self.ratio:g}): "
                 "frequent classes have the large weights, and rare ones count for even less.",
                 advice=advice,
             )  # fmt: skip
         for site, targets in where(report.targets, lambda targets: targets.weighted_down >= self.share):
-            yield self.alert(
-                report, site, targets.weighted_down, self.share, "warning",
+            yield self.finding(
+                report, site, targets.weighted_down, self.share,
                 f"its positive targets are rare (below {percent(RARE)}), and pos_weight makes them count for less than half "
                 f"(in {percent(targets.weighted_down)} of its columns; limit {percent(self.share)}).",
                 advice=("Pass pos_weight = negatives / positives", *advice),
@@ -167,8 +169,8 @@ class LabelSmoothing(Rule, kind="settings"):
 
     def __call__(self, report: FeatureReport) -> Alerts:
         for site, outputs in where(report.outputs, lambda outputs: outputs.smoothing >= self.share):
-            yield self.alert(
-                report, site, outputs.smoothing, self.share, "warning",
+            yield self.finding(
+                report, site, outputs.smoothing, self.share,
                 f"its label_smoothing of {outputs.smoothing:.3g} (limit {self.share:g}) spreads {percent(outputs.smoothing)} of "
                 "each target over all classes: little of it says which one is right.",
                 advice=("Set label_smoothing=0.1: it is the share to spread, not the share to keep",),
@@ -199,7 +201,7 @@ KINDS = (
         "      or the label_smoothing of a cross entropy >= {LabelSmoothing.share}\n"
         "info if weight_decay > {OptimizerChoices.weight_decay} applies to biases and norms\n"
         "     or two optimizers hold one parameter; a warning if they hold the same parameters",
-        severities="warning; info for weight decay on biases and norms, and for a part that two optimizers hold",
+        inconclusive="for weight decay on biases and norms, and for a part that two optimizers hold",
         advice=("Set it to the value that the message gives", "Where it is on purpose, mute this with rules=['-settings']"),
     ),
 )  # fmt: skip
