@@ -24,6 +24,7 @@ from lightning_hooks.alerts import (
     StepTooShort,
 )
 from lightning_hooks.diagnostics.gradients.tables import ParameterGradientStats
+from tests.alerts.conftest import MODULE
 from tests.support.models import Classifier, loader, trainer
 
 LOSS = LossReport(100, 2.0, 0.1, 1.9, 2.1, 2.0, recent=(2.01, 1.99) * 32, start=2.05, lowest=1.95)
@@ -102,6 +103,31 @@ def test_a_loss_that_stays_ruined_is_a_warning(means: tuple[float, ...], severit
     assert [alert.severity for alert in StepTooLong()(course(*means))] == severities
     measured = ["warning"] if severities else ["info"]
     assert [alert.severity for alert in StepTooLong()(course(*means, ratio=0.05))] == measured
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "found"),
+    [
+        ((8, 8), (8, 8), True),
+        ((16, 16), (16, 16), True),
+        ((12, 12), (16, 16), False),
+        ((16, 24), (24, 24), False),
+        ((6, 8), (7, 8), True),
+    ],
+)
+def test_a_loss_is_not_compared_with_the_first_one_if_the_number_of_calls_in_a_batch_varies(
+    first: tuple[int, int], last: tuple[int, int], found: bool
+) -> None:
+    """As that of a sum over episodes, which become longer the better an agent is. A module that is left out says nothing."""
+    late = course(36.0, 3.1)
+    windows = [
+        replace(
+            window, sampled_batches=8, modules={str(place): replace(MODULE, calls=calls) for place, calls in enumerate(numbers)}
+        )
+        for window, numbers in ((late.first, first), (late, last))
+    ]
+    alerts = [*StepTooLong()(windows[1].after(windows[:1]))]
+    assert any(alert.severity == "warning" for alert in alerts) == found
 
 
 @pytest.mark.parametrize("learning", [True, "auto"])

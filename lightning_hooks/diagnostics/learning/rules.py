@@ -187,12 +187,18 @@ class StepTooLong(Rule, kind="step_too_long", shares=("size",)):
 
 
 def _risen(report: GradientFlowReport) -> float:
-    """The loss of a window, or of its end, over the first one; 0 where that is not known."""
+    """The loss of a window, or of its end, over the first one; 0 where that is not known, or calls in a batch vary in number."""
     loss, first = report.minimized, report.first.loss or NO_LOSS
-    if loss.count < ENOUGH or not 0 < first.began < math.inf:
+    varies = not _calls(report.first).is_integer() or _calls(report) != _calls(report.first)
+    if loss.count < ENOUGH or varies or not 0 < first.began < math.inf:
         return 0.0
     level = max(loss.mean, loss.latest) / first.began
     return level if level < math.inf else 0.0
+
+
+def _calls(report: GradientFlowReport) -> float:
+    """How often every module was called in a sampled batch at least, as once for each step of an episode; 1 if one was left out."""
+    return max(1.0, min((stats.calls for stats in report.modules.values()), default=0) / max(report.sampled_batches, 1))
 
 
 def _largest_steps(report: GradientFlowReport) -> float:
