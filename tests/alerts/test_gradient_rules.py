@@ -10,10 +10,12 @@ from lightning_hooks.alerts import (
     Missing,
     NonfiniteGradients,
     ParameterSetup,
+    Stretching,
     Vanishing,
     Zero,
 )
 from lightning_hooks.diagnostics.loss.report import LossReport
+from tests.alerts.conftest import PARAMETER
 from tests.support.judged import judged
 
 
@@ -160,6 +162,15 @@ def test_gradients_that_do_not_reach_the_weights_do_no_harm(gradients, weight, s
     given = gradients({"rms": 1e4}, {"rms": 0.1}, **parameters)
     given = replace(given, parameters=dict(zip(["site0.weight"], given.parameters.values(), strict=False)))
     assert {alert.severity for alert in judged(Exploding(absolute=math.inf), given)} == {severity}
+
+
+@pytest.mark.parametrize(("weight", "severity"), [(0.9e-3, "info"), (1.1e-3, "warning"), (None, "warning")])
+def test_a_module_that_stretches_gradients_does_no_harm_where_they_reach_no_weight(gradients, weight, severity):
+    """As a layer norm of an embedding's padding, which is 0."""
+    given = gradients({"rms": 1.0, "norm": 1e4}, {"rms": 1e-4, "norm": 1.0}, {"rms": 1e-4, "norm": 1.0})
+    own = {} if weight is None else {"site0.weight": replace(PARAMETER, rms=weight)}
+    given = replace(given, parameters={**own, "site1.weight": replace(PARAMETER, rms=1.0)})
+    assert [(alert.site, alert.severity) for alert in judged(Stretching(), given)] == [("site1", severity)]
 
 
 @pytest.mark.parametrize(

@@ -66,13 +66,10 @@ class Exploding(Rule, kind="exploding"):
             provided that every module before it exceeds at least a hundredth of that.
         absolute: An RMS, of a module's or a parameter's gradient, above which it explodes whatever the others are
             (1e3 in the hook literature and NeuralDBG).
-        spares: RMS of a weight's gradient over that at its module's output below which the output's does not reach it: it is an
-            info where that is so for all weights where the gradient explodes, as for the padding of an embedding.
     """
 
     relative: float = 1e4
     absolute: float = HUGE
-    spares: ClassVar[float] = 1e-3
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
         exempt = self.absolute == HUGE and is_free_of_scale(report)
@@ -82,7 +79,7 @@ class Exploding(Rule, kind="exploding"):
         grown = {
             site: rms for site, rms, low in zip(flow.sites, flow.rms, least, strict=True) if rms > limit and low > 0.01 * limit
         }
-        spared = self._spares_weights(report, grown)
+        spared = _spares_weights(report, grown)
         course, shown = "", dict(grown)
         if grown:
             largest = max(map(flow.sites.index, grown), key=flow.norm.__getitem__)
@@ -104,10 +101,14 @@ class Exploding(Rule, kind="exploding"):
                 f"its gradient is very large (RMS {rms:.1e}, limit {self.absolute:.0e}): weights may become NaN.",
             )  # fmt: skip
 
-    def _spares_weights(self, report: GradientFlowReport, sites: Collection[str]) -> bool:
-        """Whether nothing of the gradients at these modules reaches their weights, as that of an embedding's padding does not."""
-        own = {name: stats.rms for name, stats in report.parameters.items() if name.rpartition(".")[0] in sites}
-        return bool(own) and all(rms < self.spares * report.modules[name.rpartition(".")[0]].rms for name, rms in own.items())
+
+SPARES = 1e-3  # RMS of a weight's gradient over that at its module's output, below which the output's does not reach it
+
+
+def _spares_weights(report: GradientFlowReport, sites: Collection[str]) -> bool:
+    """Whether nothing of the gradients at these modules reaches their weights, as that of an embedding's padding does not."""
+    own = {name: stats.rms for name, stats in report.parameters.items() if name.rpartition(".")[0] in sites}
+    return bool(own) and all(rms < SPARES * report.modules[name.rpartition(".")[0]].rms for name, rms in own.items())
 
 
 class Stretching(Rule, kind="exploding"):
@@ -133,10 +134,12 @@ class Stretching(Rule, kind="exploding"):
         largest_from = list(accumulate(reversed(flow.norm), max))[::-1]
         for site, norm, arriving in zip(flow.sites[1:], flow.norm, largest_from[1:], strict=False):
             if norm > threshold * arriving:
+                before = [name for name, known in zip(flow.sites, flow.norm, strict=True) if known > threshold * arriving]
                 yield self.finding(
                     report, site, norm / arriving, threshold,
                     f"the gradient norm grows by a factor of {norm / arriving:.3g} in the backward pass through it (limit "
                     f"{threshold:.3g}), from {arriving:.1e} to {norm:.1e}.",
+                    conclusive=not _spares_weights(report, before),
                 )  # fmt: skip
         for site, stats in report.parameters.items():
             output = report.modules.get(site.rpartition(".")[0])
