@@ -63,6 +63,7 @@ def fault(name: str, story: str, measure: str, lost: float, **mistake: Any) -> C
 SETS = {
     "first": ("vision", "text", "tabular", "generative", "metric"),
     "second": ("pictures", "language", "series", "synthesis", "control"),
+    "third": ("supervised", "sequences", "unusual", "by_hand"),
 }
 
 

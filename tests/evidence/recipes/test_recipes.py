@@ -8,7 +8,7 @@ from tests.evidence.recipes.run import run, table
 
 def test_every_mistake_has_its_healthy_recipe_and_a_story_of_its_own() -> None:
     load()
-    assert (len(HEALTHY), len(FAULTS)) == (90, 90)
+    assert (len(HEALTHY), len(FAULTS)) == (130, 130)
     assert len({fault.story for fault in FAULTS.values()}) == len(FAULTS)
     assert all(fault.healthy in HEALTHY.values() and fault.lost > 0.25 for fault in FAULTS.values())
 
