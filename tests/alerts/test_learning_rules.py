@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import TrainingMonitor
 from lightning_hooks.alerts import (
@@ -145,6 +147,33 @@ def test_a_rate_that_is_far_too_high_is_one_warning_that_names_it(learning: Any,
     assert alert.causes[0].name == "rate_too_high"
     assert "The learning rate is 100;" in alert.diagnosis
     assert "nothing shows that it does harm" not in " ".join(map(str, found))
+
+
+@pytest.mark.parametrize(("size", "found"), [(200.0, ["no_progress"]), (1.0, [])])
+def test_targets_in_hundreds_that_outputs_do_not_come_near(size: float, found: list[str]) -> None:
+    """The steps of Adam do not grow with the loss; the targets as the remedy makes them are learned."""
+
+    class Regression(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), 2e-3)
+
+    torch.manual_seed(0)
+    x = torch.randn(512, 8)
+    data = DataLoader(TensorDataset(x, size * (0.8 + 0.3 * x[:, :1].tanh())), 16, shuffle=True)
+    alerts: list[Alert] = []
+    trainer([TrainingMonitor(summary=False, report_dir=None, on_alert=alerts.append)], max_epochs=8).fit(Regression(), data)
+    serious = [alert for alert in alerts if alert.severity != "info"]
+    assert [alert.kind for alert in serious] == found
+    for alert in serious:
+        assert alert.causes[0].name == "large_targets"
+        assert alert.remedies[0].text == "Multiply targets by 0.005: target = target / 200"
 
 
 SHORT = replace(STEP, step_ratio=0.9999, coherence=0.97, gain=1.2e-4)

@@ -68,7 +68,10 @@ def test_a_mask_that_hides_the_first_key_of_all_samples(share: float, found: boo
     assert (cause is not None and cause.decisive) is found
 
 
-@pytest.mark.parametrize(("kind", "factor", "strengths"), [("SGD", 1e4, ("strong",)), ("SGD", 3.0, None), ("Adam", 1e4, None)])
+@pytest.mark.parametrize(
+    ("kind", "factor", "strengths"),
+    [("SGD", 1e4, ("strong",)), ("SGD", 3.0, None), ("Adam", 1e4, None), ("SGD", 65536.0, ("strong", "excludes"))],
+)
 def test_a_loss_that_is_multiplied(kind: str, factor: float, strengths: tuple[str, ...] | None) -> None:
     """The first window says so, also of an alert that comes later; steps of Adam do not depend on it."""
     rates_ = {f"0-{kind}": OptimizerStats((0.1,), (0.1,), groups=(GroupSettings(lr=0.1, lr_peak=0.1),))}
@@ -79,7 +82,7 @@ def test_a_loss_that_is_multiplied(kind: str, factor: float, strengths: tuple[st
         cause = judged(large_steps.loss_multiplied, alert("dead", "net.b"), facts(given, report, optimizers=rates_))
         assert (None if cause is None else cause.strengths) == strengths
         if cause is not None:
-            assert [(remedy.target, remedy.to) for remedy in cause.remedies] == [("loss", 1e-4)]
+            assert [(remedy.target, remedy.to) for remedy in cause.remedies] == [("loss", float(f"{1 / factor:.2g}"))]
 
 
 @pytest.mark.parametrize(("start", "inputs", "decisive"), [(2.0, 1.0, True), (2e4, 1.0, False), (2.0, 100.0, False)])

@@ -274,8 +274,8 @@ KINDS = (
         "no_progress", "Steps that bring no progress", group="Loss", states="outcome", measures="number",
         causes=(
             wiring.frozen_by_mistake, wiring.wrong_axis, wiring.positions_by_sample, inverted_mask, wiring.detached_state,
-            wiring.cut_gradients, data.destroyed_inputs, data.large_inputs, data.unrelated_targets, code.activation_before_loss,
-            weights.large_start, rates.rate_too_low, *steps.STEP_SIZE,
+            wiring.cut_gradients, data.destroyed_inputs, data.large_inputs, data.large_targets, data.unrelated_targets,
+            code.activation_before_loss, weights.large_start, rates.rate_too_low, *steps.STEP_SIZE,
         ),
         meaning="The loss stands still at that of the best constant answer; or steps lower the loss of their own batches, and that "
         "of new ones stands still from the start.",
