@@ -157,6 +157,9 @@ def usable_gains(facts: Facts) -> dict[str, float]:
     return {site: gain for site, gain in facts.features.initial_gains.items() if 0 < gain < math.inf}
 
 
+FAR = math.log10(7.0)  # from a gain that is usual, as the rule of initial weights has it
+
+
 @possible_cause("multiply its weight by one over the factor")
 def initial_scale(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A layer starts with much larger or smaller weights than the others."""
@@ -171,7 +174,7 @@ def initial_scale(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     if away.get(site, 0.0) < 0.5:
         return None
     factor, block, least = gains[site] / middle, here.rpartition(".")[0], 0.7 * away[site]
-    found.add(True, STRONG if away[site] > 1.2 else SOME, f"that is {factor:.3g} times the gain that is usual here")
+    found.add(True, STRONG if away[site] > FAR else SOME, f"that is {factor:.3g} times the gain that is usual here")
     close = site in (here, *facts.before(alert.site)) or bool(block and site.startswith(f"{block}."))
     found.add(close, SOME, "it is at this site, or just before it")
     alike = [site, *(other for other in gains if other != site and away[other] > least and (gains[other] > middle) == (factor > 1))]
