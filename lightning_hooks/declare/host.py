@@ -139,9 +139,9 @@ class Metrics(ABC):
         """What is logged for the epoch under way, by name: a metric object, or of a mean over batches its sum and its weight."""
         return {}
 
-    def watched_tags(self) -> set[str]:
-        """The tags that early stopping, checkpointing or a scheduler reads."""
-        return set()
+    def watched_tags(self) -> Mapping[str, str]:
+        """The tags that early stopping, checkpointing or a scheduler reads, and what it takes for better: ``min`` or ``max``."""
+        return {}
 
     @abstractmethod
     def write(self, who: str, scalars: Mapping[str, float], logged: Mapping[str, float]) -> None:

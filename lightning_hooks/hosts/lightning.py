@@ -232,7 +232,7 @@ class LightningMetrics(TrainerReference, Metrics):
         return lightning_api.logged_in_epoch(self.trainer)
 
     @override
-    def watched_tags(self) -> set[str]:
+    def watched_tags(self) -> Mapping[str, str]:
         return lightning_api.watched_tags(self.trainer)
 
     @override

@@ -106,13 +106,12 @@ def planned_steps(trainer: Trainer, pl_module: LightningModule) -> int | None:
     return min(limits, default=None)
 
 
-def watched_tags(trainer: Trainer) -> set[str]:
-    """What EarlyStopping, ModelCheckpoint, a scheduler or another callback watches, by name."""
-    return {
-        watcher.monitor
-        for watcher in (*callbacks_of(trainer), *trainer.lr_scheduler_configs)
-        if isinstance(stored(watcher, "monitor"), str)
-    }
+def watched_tags(trainer: Trainer) -> dict[str, str]:
+    """What EarlyStopping, ModelCheckpoint, a scheduler or another callback watches, by name, to ``min``, ``max``, or empty."""
+    watchers = [(callback, callback) for callback in callbacks_of(trainer)]
+    watchers += [(config, config.scheduler) for config in trainer.lr_scheduler_configs]
+    found = [(stored(watcher, "monitor"), stored(judge, "mode", "")) for watcher, judge in watchers]
+    return {tag: mode if mode in ("min", "max") else "" for tag, mode in found if isinstance(tag, str)}
 
 
 _IN_THE_MODULE = ("configure_gradient_clipping", "clip_gradients", "on_before_optimizer_step", "optimizer_step")
@@ -261,7 +260,7 @@ class EpochLog:
         values = dict.fromkeys(own.values())  # many are 0, or the same
         made = dict(zip(values, torch.tensor([*values], dtype=torch.float64).unbind(), strict=True))
         tensors = {tag: made[value] for tag, value in own.items()}
-        for tag in watched_tags(trainer).intersection(tensors):
+        for tag in watched_tags(trainer).keys() & tensors.keys():
             tensors[tag] = tensors[tag].clone()  # it may be saved in a checkpoint, without all the others
         self._tags.update(tensors)
         known.update(tensors)

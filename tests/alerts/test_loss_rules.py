@@ -26,6 +26,7 @@ from lightning_hooks.alerts import (
     Overfitting,
     TargetsRecede,
     ValidationApart,
+    WatchedBackwards,
 )
 from lightning_hooks.diagnostics.loss.report import ValidationLoss
 from lightning_hooks.diagnostics.loss.table import LossTable
@@ -240,6 +241,30 @@ def test_learned_by_heart(validations: list[float], training: float, over: float
     assert not list(LearnedByHeart()(replace(report, loss=replace(loss, optimized=False))))
     better = replace(report, loss=replace(loss, validations=(ValidationLoss(1.0, 1.0),)))
     assert not list(LearnedByHeart()(report.after([better])))
+
+
+@pytest.mark.parametrize(
+    ("watched", "mode", "losses", "text"),
+    [
+        ((0.5, 0.6, 0.7, 0.8), "min", (4, 3, 2, 1), "it has risen at each of 4 validations, from 0.5 to 0.8, while"),
+        ((0.9, 0.5, 0.6, 0.7, 0.8), "min", (5, 4, 3, 2, 1), "it has risen at each of 4 validations, from 0.5 to 0.8, while"),
+        ((4, 3, 2, 1), "max", (4, 3, 2, 1), "it has fallen at each of 4 validations, from 4 to 1, while"),
+        ((0.5, 0.6, 0.7, 0.8), "max", (4, 3, 2, 1), ""),
+        ((0.5, 0.6, 0.6, 0.8), "min", (4, 3, 2, 1), ""),  # as an accuracy that is as high as it can be
+        ((0.5, 0.6, 0.7, 0.8), "min", (4, 3, 2, 2), ""),  # as a loss that rises since the model overfits
+        ((0.6, 0.7, 0.8), "min", (3, 2, 1), ""),
+        ((NAN, NAN, NAN, NAN), "min", (4, 3, 2, 1), ""),
+        ((0.5, 0.6, 0.7, 0.8), "", (4, 3, 2, 1), ""),
+    ],
+)
+def test_a_metric_that_is_watched_the_wrong_way(watched: Sequence[float], mode: str, losses: Sequence[float], text: str) -> None:
+    validations = tuple(ValidationLoss(loss, 1.0, value) for loss, value in zip(losses, watched, strict=True))
+    loss = LossReport(10, 2.0, 0.1, 1.8, 2.1, 2.0, validations=validations, watched=("val_score", mode))
+    alerts = list(WatchedBackwards()(GradientFlowReport(3, 40, {}, {}, 1.0, loss=loss)))
+    assert [(alert.kind, alert.site, alert.severity) for alert in alerts] == [("settings", "val_score", "warning")] * bool(text)
+    for alert in alerts:
+        assert alert.message.startswith(text)
+        assert alert.advice == (f"Set mode={'max' if mode == 'min' else 'min'!r} where 'val_score' is watched",)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -137,12 +138,12 @@ def test_a_checkpoint_within_a_window(world: int, at: int) -> None:
 def validated(table: LossTable, values: Sequence[float], step: int = 10, start: int = 0) -> None:
     for number, value in enumerate(values):
         filled([2.0 + number] * step, start + number * step, table)
-        table.end_validation(torch.tensor(value))
+        table.end_validation(torch.tensor(value), torch.tensor(-value))
 
 
-def pairs(report: LossReport | None) -> list[tuple[float, float]]:
+def known(report: LossReport | None) -> list[tuple[float, ...]]:
     assert report is not None
-    return [(one.loss, one.training) for one in report.validations]
+    return [dataclasses.astuple(one) for one in report.validations]
 
 
 def test_validations_are_kept_with_the_training_loss_before_them() -> None:
@@ -150,10 +151,14 @@ def test_validations_are_kept_with_the_training_loss_before_them() -> None:
     validated(tables[0], [1.0, 2.0, 3.0])
     validated(tables[1], [3.0, 4.0, 5.0])
     merged = merge_ranks((LOSS_SPAN,), [table.pack() for table in tables])
-    expected = [(2.0, 2.0), (3.0, 2.5), (4.0, 3.0)]
-    assert pairs(LossTable().read(merged)) == pytest.approx(np.asarray(expected))
+    expected = [(2.0, 2.0, -2.0), (3.0, 2.5, -3.0), (4.0, 3.0, -4.0)]
+    assert known(LossTable().read(merged)) == pytest.approx(np.asarray(expected))
     tables[0].read(tables[0].pack())
     tables[0].reset()
     filled([5.0] * 30, 0, tables[0])
     tables[0].end_validation(torch.tensor(9.0))
-    assert pairs(tables[0].read(tables[0].pack()))[-2:] == [(3.0, 3.0), (9.0, 4.0)]
+    again = LossTable()
+    again.load(tables[0].state())
+    again.unpack(tables[0].pack())
+    for table in (tables[0], again):
+        assert known(table.read(table.pack()))[-2:] == pytest.approx(np.asarray([(3.0, 3.0, -3.0), (9.0, 4.0, NAN)]), nan_ok=True)

@@ -21,10 +21,12 @@ class ValidationLoss:
     Attributes:
         loss: The metric that the user logs, such as ``val_loss``; the mean over ranks.
         training: The mean loss of the training batches before it, of the last 256 at most.
+        watched: A metric that is watched, as ``LossReport.watched`` says; NaN where there is none.
     """
 
     loss: float
     training: float
+    watched: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class LossReport:
         spike: The batches of this window whose loss was farthest above that of the batches before them.
         optimized: Whether the training loop minimises this loss. Under manual optimisation it may be anything, as in a GAN.
         scaled: Whether a loss scaler skips steps whose gradients are not finite.
+        watched: The metric of validations that early stopping, a checkpoint or a scheduler reads, and what that takes for better:
+            ``min`` or ``max``. Of several, the first one that is not a loss that is to fall; empty for none.
     """
 
     count: int
@@ -69,6 +73,7 @@ class LossReport:
     spike: LossSpike | None = None
     optimized: bool = True
     scaled: bool = False
+    watched: tuple[str, str] = ("", "")
 
     @property
     def latest(self) -> float:
@@ -130,13 +135,16 @@ class LossWindow:
     # Of the batches of a long window before those: number, sum, sum of squares, number not finite (each rank counts), bounds.
     left_out: tuple[float, ...]
     first_nonfinite: tuple[float, float]  # batch and step of the first loss that was not finite; infinite if there was none
-    validations: list[tuple[float, int]]  # loss of each validation in the window, and how many of the values were before it
+    # Of each validation in the window its loss, what is watched, and how many of the values were before it
+    validations: list[tuple[float, float, int]]
     earlier_validations: tuple[ValidationLoss, ...]  # those before the window
     course: tuple[float, ...]  # start and lowest before the window
     first: int  # the index in the epoch of the first of the values
 
 
-def loss_report(window: LossWindow, optimized: bool = True, scaled: bool = False) -> LossReport | None:
+def loss_report(
+    window: LossWindow, optimized: bool = True, scaled: bool = False, watched: tuple[str, str] = ("", "")
+) -> LossReport | None:
     """Name the numbers of a window; None where no loss was seen."""
     there = window.weights > 0
     finite = there & np.isfinite(window.values)
@@ -169,16 +177,17 @@ def loss_report(window: LossWindow, optimized: bool = True, scaled: bool = False
         spike=largest_spike(window, finite) if optimized else None,
         optimized=optimized,
         scaled=scaled,
+        watched=watched,
     )
 
 
 def _validations(window: LossWindow) -> list[ValidationLoss]:
     """The validations of the window, each with the training loss before it."""
     found = []
-    for loss, place in window.validations:
+    for loss, watched, place in window.validations:
         known = np.concatenate((window.earlier, window.values[:place]))
         known = known[np.isfinite(known)][-RECENT:]
-        found.append(ValidationLoss(loss, float(known.mean()) if len(known) else math.nan))
+        found.append(ValidationLoss(loss, float(known.mean()) if len(known) else math.nan, watched))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,18 +21,19 @@ from lightning_hooks.statistics.reduction import Span, Spans, by_columns, larges
 
 PAGE = 64  # losses kept as they are before they enter the table: one operation a batch, and a few more every 64 batches
 SLOTS = 4096  # batches of a window whose loss is kept one by one; of those before them, the moments are
+NONE = torch.tensor(math.nan)  # the value of no metric
 MOST_VALIDATIONS = 16  # validations in a window whose loss is kept, the last ones
 _SHAPES = {
     # Ranks add these.
     "moments": (4,),  # of the losses that have left their slot: number, sum, sum of squares, number not finite; each rank counts
     "losses": (2, SLOTS),  # losses, and the ranks that gave them
-    "validations": (2, MOST_VALIDATIONS),  # likewise, the last one at the end
+    "validations": (3, MOST_VALIDATIONS),  # losses, what is watched, and the ranks that gave them; the last one at the end
     # Of these ranks take the largest. The host knows all but the bounds, the same on every rank.
     "bounds": (4,),  # largest and -smallest that have left their slot; -batch and -step of the first that was not finite
     "counts": (6,),  # batches, index of the first in the epoch, earlier losses, earlier validations; start and lowest so far
     "places": (MOST_VALIDATIONS,),  # batches of the window before each validation
     "earlier": (RECENT,),
-    "pairs": (VALIDATIONS, 2),  # earlier validations, and the training loss before them
+    "known": (VALIDATIONS, 3),  # of earlier validations: loss, the training loss before them, what is watched
 }
 """What a packed table holds, in order. What is not there is 0 where ranks add, and -inf where they take the largest."""
 _LENGTHS = [math.prod(shape) for shape in _SHAPES.values()]
@@ -53,6 +55,7 @@ class LossTable:
         step: The global step before the batch under way.
         optimized: Whether the training loop minimises this loss.
         scaled: Whether a loss scaler skips steps whose gradients are not finite.
+        watched: The metric that is watched in validations, as in reports.
         largest: The batches with the largest losses.
     """
 
@@ -68,7 +71,7 @@ class LossTable:
         self._page: list[tuple[Tensor, tuple[int, int, int]]] = []  # a loss; its batch in the window, in the epoch, and step
         self._validated_at: list[int] = []  # batches of the window before each validation
         self.largest = LargestLosses()
-        self.step, self.optimized, self.scaled = 0, True, False
+        self.step, self.optimized, self.scaled, self.watched = 0, True, False, ("", "")
         self.reset()
 
     def add(self, loss: Tensor, factor: float = 1.0, scale: Tensor | None = None) -> None:
@@ -99,11 +102,11 @@ class LossTable:
         if len(self._page) == PAGE:
             self.close_page()
 
-    def end_validation(self, loss: Tensor) -> None:
-        """A validation ends, with this loss."""
-        value = loss.detach().to(self._numbers, non_blocking=True).mean()
+    def end_validation(self, loss: Tensor, watched: Tensor = NONE) -> None:
+        """A validation ends, with this loss and this value of what is watched."""
+        values = [value.detach().to(self._numbers, non_blocking=True).mean() for value in (loss, watched)]
         kept = _named(self._numbers)["validations"]
-        kept.copy_(torch.cat((kept[:, 1:], torch.stack((value, torch.ones_like(value)))[:, None]), 1))
+        kept.copy_(torch.cat((kept[:, 1:], torch.stack((*values, torch.ones_like(values[0])))[:, None]), 1))
         self._validated_at = [*self._validated_at, self._batches][-MOST_VALIDATIONS:]
 
     def close_page(self) -> None:
@@ -131,9 +134,9 @@ class LossTable:
         """The table, shape ``(n_loss_numbers,)``."""
         self.close_page()
         counts = self._batches, self._first, len(self._earlier), len(self._earlier_validations), *self._course
-        pairs = [number for one in self._earlier_validations for number in (one.loss, one.training)]
+        known_validations = [number for one in self._earlier_validations for number in dataclasses.astuple(one)]
         places = _filled(self._validated_at, MOST_VALIDATIONS)
-        known = (*counts, *places, *_filled(self._earlier, RECENT), *_filled(pairs, 2 * VALIDATIONS))
+        known = (*counts, *places, *_filled(self._earlier, RECENT), *_filled(known_validations, 3 * VALIDATIONS))
         return torch.cat((self._numbers[:N_RECORDED], torch.tensor(known, dtype=self._dtype).to(self._device, non_blocking=True)))
 
     def unpack(self, packed: Tensor) -> None:
@@ -144,8 +147,8 @@ class LossTable:
     def state(self) -> dict[str, Any]:
         """Return what every rank of a resumed run needs next to the packed table, in plain types."""
         self.close_page()
-        pairs = [(one.loss, one.training) for one in self._earlier_validations]
-        known = {"earlier": list(self._earlier), "validations": pairs, "validated_at": list(self._validated_at)}
+        validations = [dataclasses.astuple(one) for one in self._earlier_validations]
+        known = {"earlier": list(self._earlier), "validations": validations, "validated_at": list(self._validated_at)}
         return {**known, "course": self._course}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -157,7 +160,7 @@ class LossTable:
 
     def read(self, packed: Tensor) -> LossReport | None:
         """The report of a packed table on the host; None where no loss was seen."""
-        self._latest = loss_report(window_of(packed), self.optimized, self.scaled)
+        self._latest = loss_report(window_of(packed), self.optimized, self.scaled, self.watched)
         return self._latest
 
     def reset(self) -> None:
@@ -213,7 +216,7 @@ def merge_windows(earlier: Tensor, later: Tensor) -> Tensor:
 def window_of(packed: Tensor) -> LossWindow:
     """What a packed table on the host holds."""
     table = _named(packed.double())
-    batches, first, n_earlier, n_pairs = map(int, table["counts"][:4].tolist())
+    batches, first, n_earlier, n_known = map(int, table["counts"][:4].tolist())
     losses = _in_order(table)
     before = batches - losses.shape[1]
     ranks, bounds = losses[1].numpy(), table["bounds"].tolist()
@@ -224,8 +227,12 @@ def window_of(packed: Tensor) -> LossWindow:
         earlier=table["earlier"][RECENT - n_earlier :].numpy(),
         left_out=(*table["moments"].tolist(), bounds[0], -bounds[1]),
         first_nonfinite=(-bounds[2], -bounds[3]),
-        validations=[(value / max(ranks, 1.0), max(int(place) - before, 0)) for place, value, ranks in validations if place >= 0],
-        earlier_validations=tuple(ValidationLoss(*pair) for pair in table["pairs"][VALIDATIONS - n_pairs :].tolist()),
+        validations=[
+            (loss / max(ranks, 1.0), watched / max(ranks, 1.0), max(int(place) - before, 0))
+            for place, loss, watched, ranks in validations
+            if place >= 0
+        ],
+        earlier_validations=tuple(ValidationLoss(*known) for known in table["known"][VALIDATIONS - n_known :].tolist()),
         course=tuple(table["counts"][4:].tolist()),
         first=first + before,
     )
@@ -294,7 +301,10 @@ class LossWatch:
         metrics = self._context.host.metrics.available
         name = validation_loss(metrics)
         if name is not None:
-            self.table.end_validation(torch.as_tensor(metrics[name]))
+            tags = self._context.host.metrics.watched_tags()
+            able = [tag for tag, mode in tags.items() if mode and (tag, mode) != (name, "min") and tag in metrics]
+            self.table.watched = (able[0], tags[able[0]]) if able else ("", "")
+            self.table.end_validation(*(torch.as_tensor(metrics[tag]) if tag else NONE for tag in (name, self.table.watched[0])))
 
 
 def returned_loss(outputs: Any) -> Tensor | None:

@@ -1,13 +1,15 @@
-"""How modules and parameter groups are set: unusual settings, weight decay, layers without an activation, optimizers that share."""
+"""How modules, parameter groups and what watches metrics are set: unusual settings, weight decay, optimizers that share."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import ClassVar
 
 from lightning_hooks.declare.kinds import Kind
 from lightning_hooks.declare.rule import Alerts, Rule, grouped, percent, subject, where
 from lightning_hooks.diagnostics.causes import code, rates, weights, wiring
+from lightning_hooks.diagnostics.loss.report import NO_LOSS
 from lightning_hooks.diagnostics.loss_inputs.targets import RARE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport
 from lightning_hooks.trackers import some
@@ -177,11 +179,35 @@ class LabelSmoothing(Rule, kind="settings"):
             )  # fmt: skip
 
 
-__all__ = ["ClassWeights", "LabelSmoothing", "LinearNetwork", "ModuleSettings", "OptimizerChoices"]
+class WatchedBackwards(Rule, kind="settings"):
+    """A metric that goes the other way than is taken for better, at each validation, while the validation loss falls.
+
+    ``EarlyStopping``, ``ModelCheckpoint`` and ``ReduceLROnPlateau`` take less for better by default: with an accuracy they stop a
+    training, keep its first weights or lower its rate because it learns.
+    """
+
+    validations: ClassVar[int] = 4  # validations in a row
+
+    def __call__(self, report: GradientFlowReport) -> Alerts:
+        loss = report.loss or NO_LOSS
+        (tag, mode), last = loss.watched, loss.validations[-self.validations :]
+        sign, way, better = {"min": (1, "risen", "max"), "max": (-1, "fallen", "min")}.get(mode, (0, "", ""))
+        worse = all(sign * one.watched > sign * before.watched for before, one in pairwise(last))
+        falls = all(one.loss < before.loss for before, one in pairwise(last))
+        if worse and falls and len(last) == self.validations:
+            yield self.finding(
+                report, tag, float(self.validations), float(self.validations),
+                f"it has {way} at each of {self.validations} validations, from {last[0].watched:.3g} to {last[-1].watched:.3g}, "
+                f"while the validation loss fell: what watches it has mode={mode!r}, and takes that for worse.",
+                advice=(f"Set mode={better!r} where {tag!r} is watched",),
+            )  # fmt: skip
+
+
+__all__ = ["ClassWeights", "LabelSmoothing", "LinearNetwork", "ModuleSettings", "OptimizerChoices", "WatchedBackwards"]
 
 KINDS = (
     Kind(
-        "settings", "An unusual setting of a module or optimizer", group="Set-up", states="fact",
+        "settings", "An unusual setting of a module, loss or callback", group="Set-up", states="fact",
         causes=(
             wiring.no_activation, weights.small_batches, weights.module_setting, code.UPSIDE_DOWN, code.SMOOTHED, code.NORM_OF_ONE,
             rates.unusual_setting,
@@ -189,7 +215,8 @@ KINDS = (
         meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
         "next to no momentum, a dropout that drops nearly everything, a norm with a large eps, layers "
         "without an activation between them, two optimizers of the same parameters, weight decay on biases and norms, weights of a "
-        "loss that make rare classes count for even less, labels that are smoothed by half and more.",
+        "loss that make rare classes count for even less, labels that are smoothed by half and more, early stopping or a schedule "
+        "that takes what is better for worse.",
         formula="alert if a batch norm in training mode has fewer than {ModuleSettings.values} values per channel and batch\n"
         "      or (1 - momentum) ^ planned steps >= {ModuleSettings.left} in a batch norm that has not been trained before\n"
         "      or the p of a dropout or a stochastic depth >= {ModuleSettings.dropout}\n"
@@ -199,6 +226,8 @@ KINDS = (
         "      or a cross entropy whose labels weigh {ClassWeights.ratio} times as much as its classes do\n"
         "      or pos_weight < 0.5 for targets of which fewer than 0.25 are positive, in {ClassWeights.share} of the columns\n"
         "      or the label_smoothing of a cross entropy >= {LabelSmoothing.share}\n"
+        "      or a watched metric gets worse, as its mode says, at each of {WatchedBackwards.validations} validations, and their "
+        "loss falls\n"
         "info if weight_decay > {OptimizerChoices.weight_decay} applies to biases and norms\n"
         "     or two optimizers hold one parameter; a warning if they hold the same parameters",
         inconclusive="for weight decay on biases and norms, and for a part that two optimizers hold",

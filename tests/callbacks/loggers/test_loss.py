@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_hooks import GradientFlowMonitor
-from lightning_hooks.alerts import LossReport
+from lightning_hooks.alerts import Alert, LossReport
 from lightning_hooks.diagnostics.loss.table import validation_loss
 from tests.support.models import Classifier, loader, mlp, trainer
 from tests.support.trainings import amp
@@ -109,6 +111,47 @@ def test_the_loss_of_every_validation_is_kept(interval: float) -> None:
     assert len(seen) == 2 / interval
     assert found[-1].training == pytest.approx(np.mean(model.losses), rel=1e-5)
     assert found[-2].training == pytest.approx(np.mean(model.losses[: -int(75 * interval)]), rel=1e-5)
+
+
+class Scored(Classifier):
+    """Its validation loss falls and its score rises; the rate is lowered where the score, or nothing, does not get better."""
+
+    plateau: tuple[str, str] | None = None
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict({"val_loss": 2.0 - 0.1 * self.current_epoch, "val_score": 0.1 * self.current_epoch})
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Nothing."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        if self.plateau is None:
+            return optimizer
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode=self.plateau[1])
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": self.plateau[0]}}
+
+
+@pytest.mark.parametrize(
+    ("watchers", "plateau", "expected"),
+    [
+        ([EarlyStopping("val_score", patience=3)], None, ["val_score"]),
+        ([EarlyStopping("val_score", patience=3, mode="max")], None, []),
+        ([EarlyStopping("val_loss", patience=3), ModelCheckpoint(monitor="val_score")], None, ["val_score"]),
+        ([EarlyStopping("val_loss", patience=3), ModelCheckpoint(monitor="val_score", mode="max")], None, []),
+        ([EarlyStopping("val_loss", patience=3, mode="max")], None, ["val_loss"]),
+        ([], ("val_score", "min"), ["val_score"]),
+        ([], ("val_loss", "min"), []),
+    ],
+)
+def test_who_watches_a_metric_the_wrong_way(watchers: list[Any], plateau: Any, expected: list[str], tmp_path: Path) -> None:
+    found: list[Alert] = []
+    model = Scored(mlp())
+    model.plateau = plateau
+    kwargs = {"default_root_dir": tmp_path, "num_sanity_val_steps": 0, "enable_checkpointing": True}
+    monitor = GradientFlowMonitor(summary=False, on_alert=found.append)
+    trainer([*watchers, monitor], max_epochs=5, **kwargs).fit(model, loader(n=64), loader(n=64))
+    assert [alert.site for alert in found if alert.kind == "settings"] == expected
 
 
 @pytest.mark.parametrize(
