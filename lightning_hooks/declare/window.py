@@ -11,12 +11,13 @@ from typing import Any, ClassVar, TypeVar
 from typing_extensions import Self
 
 from lightning_hooks.declare.alert import Alert
-from lightning_hooks.declare.kinds import STEP
+from lightning_hooks.declare.kinds import FORWARD, STEP
 from lightning_hooks.declare.plain import PlainReport
 
 # FORWARD, BACKWARD or STEP; of what is not finite, the batch at which it first was not, None where that is the alert's own; every
 # how many batches its site is sampled
 Moment = tuple[int, float | None, int]
+Began = tuple[float, int, float]  # batch, pass, and place along the pass; backward goes from the last module to the first
 
 LAST = 3  # reports of the last windows that a report knows, next to that of the training's first one
 
@@ -131,6 +132,16 @@ class Window:
         """The place of each module along the forward pass, as the report that knows most of them says."""
         longest: list[str] = max((report.forward_order for report in self.reports), key=len, default=[])
         return {site: place for place, site in enumerate(longest)}
+
+    def began(self, report: Report, alert: Alert) -> Began:
+        """When what an alert of a report is about began, as far as it is known."""
+        own = math.inf if alert.batch is None else float(alert.batch)
+        passing, batch, every = report.moment_of(alert)
+        batch = own if batch is None else max(batch - every + 1, min(batch, 0.0))  # it may have been so since it was sampled before
+        if passing != STEP:
+            batch = min(batch, own)  # known from the judgement of each step, before the site was sampled
+        site = place_of(alert.site, self.places)
+        return batch, passing, site if passing == FORWARD else -site
 
     @property
     def loss(self) -> float | None:

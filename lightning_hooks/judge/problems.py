@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
@@ -17,12 +17,10 @@ from typing import NamedTuple
 
 from lightning_hooks.declare.alert import Alert
 from lightning_hooks.declare.book import AlertBook
-from lightning_hooks.declare.kinds import FORWARD, STATES, STEP, Kind, gravity, kind_of
+from lightning_hooks.declare.kinds import STATES, STEP, Kind, gravity, kind_of
 from lightning_hooks.declare.rule import grouped
-from lightning_hooks.declare.window import Report, Window, batch_of, place_of
+from lightning_hooks.declare.window import Began, Report, Window, batch_of
 
-# When something happened: batch, pass, and place along the pass; backward goes from the last module to the first
-Moment = tuple[float, int, float]
 Found = tuple[int, Alert]  # the place of its report, and the alert
 Explain = Callable[[Sequence[Alert]], Sequence[Alert]]  # alerts with their causes, given those that stand for their kind
 MOST_CONSEQUENCES = 200  # what an earlier problem explained, of which the kinds are known again
@@ -46,7 +44,7 @@ class FoundKind:
     report: int
     alert: Alert
     others: list[Found] = field(default_factory=list)
-    moment: Moment = (-1.0, STEP, 0.0)
+    moment: Began = (-1.0, STEP, 0.0)
     lasts: bool = False
     passed_on: Alert | None = None
     leads: bool = False
@@ -84,7 +82,7 @@ class FoundKind:
         return max(self.decisive.values(), default=0.0)
 
     @property
-    def order(self) -> tuple[bool, bool, int, int, bool, Moment]:
+    def order(self) -> tuple[bool, bool, int, int, bool, Began]:
         """A sort key: what explains others comes first. Of what is not finite it is what was first."""
         unknown = not self.decisive and self.kind.about != "nonfinite"
         place = STATES.index(self.kind.states)
@@ -153,14 +151,14 @@ def in_problems(
 def _by_kind(window: Window, books: Sequence[AlertBook], lead: Alert | None) -> list[FoundKind]:
     """One problem a kind: of its alerts the one that lasts from before stands for them, else the gravest, else the first."""
     groups = grouped(
-        ((alert.kind, alert.severity != "info"), (place, alert, _moment(report, alert, window.places)))
+        ((alert.kind, alert.severity != "info"), (place, alert, window.began(report, alert)))
         for place, report in enumerate(window.reports)
         for alert in report.alerts
     )
     problems = []
     for group in groups.values():
 
-        def rank(one: tuple[int, Alert, Moment]) -> tuple[bool, bool, int, Moment]:
+        def rank(one: tuple[int, Alert, Began]) -> tuple[bool, bool, int, Began]:
             place, alert, moment = one
             return alert is not lead, not (books and books[place].holds(alert)), gravity(alert.severity), moment
 
@@ -274,13 +272,3 @@ def _earlier_step(problem: FoundKind, reports: Sequence[Report]) -> str:
         f" A step with such a gradient was taken at training batch {first:.0f}, before this site was sampled: the fault may have "
         "begun elsewhere. Set every_n_steps=1 to find out."
     )
-
-
-def _moment(report: Report, alert: Alert, places: Mapping[str, float]) -> Moment:
-    own = math.inf if alert.batch is None else float(alert.batch)
-    passing, batch, every = report.moment_of(alert)
-    batch = own if batch is None else max(batch - every + 1, min(batch, 0.0))  # it may have been so since it was sampled before
-    if passing != STEP:
-        batch = min(batch, own)  # known from the judgement of each step, before the site was sampled
-    site = place_of(alert.site, places)
-    return batch, passing, site if passing == FORWARD else -site
