@@ -67,7 +67,7 @@ def _kinds(group: str) -> list[str]:
 
 
 def _row(kind: str) -> str:
-    return f"| {KINDS[kind].title} | [`{kind}`]({kind}.md) | {explain.severities(kind).partition(';')[0].partition(' ')[0]} |"
+    return f"| {KINDS[kind].title} | [`{kind}`]({kind}.md) | {explain.severities(kind).partition(';')[0]} |"
 
 
 def page(kind: str) -> str:

@@ -47,7 +47,7 @@ def severities(kind: str) -> str:
     if known.inconclusive == ALWAYS:
         return "info"
     usual = known.severity_of(0.0)
-    most = f"; critical from {known.critical:g}" if known.critical and usual == "warning" else ""
+    most = f"; critical at {known.critical:.0%}" if known.critical and usual == "warning" else ""  # of a share
     return usual + most + f"; info {_with_defaults(kind, known.inconclusive)}" * bool(known.inconclusive)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,8 +139,8 @@ class Metrics(ABC):
         """What is logged for the epoch under way, by name: a metric object, or of a mean over batches its sum and its weight."""
         return {}
 
-    def watched_tags(self) -> Mapping[str, str]:
-        """The tags that early stopping, checkpointing or a scheduler reads, and what it takes for better: ``min`` or ``max``."""
+    def watched_tags(self) -> Mapping[str, Collection[str]]:
+        """The tags that early stopping, checkpointing or a scheduler monitors, each with the modes in use: ``min``, ``max``."""
         return {}
 
     @abstractmethod

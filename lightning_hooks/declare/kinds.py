@@ -13,7 +13,7 @@ from lightning_hooks.declare.cause import PossibleCause
 Severity = Literal["info", "warning", "critical"]
 
 ALWAYS = "always"  # as ``inconclusive``
-SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")  # from what is worth knowing to what ends a training
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")  # least severe first
 REARM = 2  # reports without an alert after which it is over
 
 FORWARD, BACKWARD, STEP = 0, 1, 2  # the passes of a training batch, in order
@@ -42,10 +42,9 @@ class Kind:
         advice: What to try, as short imperatives without a full stop, the most likely remedy first.
         states: What it is when one is found: a ``fact``, which is wrong in itself; a ``symptom``, which may do no harm and has a
             cause elsewhere; an ``outcome``, the course of the loss; or ``own``, what a rule of the user's found.
-        inconclusive: Where a finding is not enough to be a problem, but an info; with fields of rules as in ``formula``. Empty if
-            it is enough everywhere, :data:`ALWAYS` if it is nowhere.
-        critical: The value from which on an alert is critical, as numbers are lost or nothing learns any more; below it, or if that
-            is None, it is a warning.
+        inconclusive: When a finding is only an info, with fields of rules as in ``formula``; empty: never, :data:`ALWAYS`: always.
+        critical: The value from which an alert is critical, as numbers are lost or nothing learns any more; None: never. Below it,
+            an alert is a warning.
         about: What its alerts are about: a ``window``; one training ``batch``, whose evidence may be kept; or the batch at which a
             value was ``nonfinite`` first.
         measures: What an alert's value is: a ``share``, a ``number``, or ``nothing`` that is worth writing.
@@ -71,7 +70,7 @@ class Kind:
     causes: tuple[PossibleCause, ...] = ()
 
     def severity_of(self, value: float) -> Severity:
-        """How severe a problem of this kind is that is found for certain."""
+        """The severity of a conclusive finding with this value."""
         return "warning" if self.critical is None or value < self.critical else "critical"
 
 

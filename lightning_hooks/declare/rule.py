@@ -35,7 +35,7 @@ class Rule:
         sites: Glob patterns of the sites it applies to. The earlier rule of the same class applies to the others.
         times: The alert counts only after it was found in ``times`` …
         of: … of the last ``of`` reports.
-        severity: The severity of its alerts, instead of that which follows from a finding and its probability.
+        severity: The severity of its alerts, instead of the one that follows from a finding and its probability.
 
     Example:
         >>> from lightning_hooks.alerts import Dead
@@ -102,8 +102,7 @@ class Rule:
             since_step: The global step at which it was first seen, where that is known.
             batch: The training batch at which it was first seen, where that is known.
             advice: What to try, where that depends on what was seen; empty for that of its kind.
-            conclusive: Whether it is enough to be a problem without anything else. What is not is evidence for causes, and an
-                info in the report.
+            conclusive: Whether the finding is a problem by itself. If not, it is an info, and evidence for causes.
         """
         known = kind_of(self.kind)
         severity = self.severity or (known.severity_of(value) if conclusive else "info")

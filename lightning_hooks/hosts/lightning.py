@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -232,7 +232,7 @@ class LightningMetrics(TrainerReference, Metrics):
         return lightning_api.logged_in_epoch(self.trainer)
 
     @override
-    def watched_tags(self) -> Mapping[str, str]:
+    def watched_tags(self) -> Mapping[str, Collection[str]]:
         return lightning_api.watched_tags(self.trainer)
 
     @override

@@ -106,12 +106,16 @@ def planned_steps(trainer: Trainer, pl_module: LightningModule) -> int | None:
     return min(limits, default=None)
 
 
-def watched_tags(trainer: Trainer) -> dict[str, str]:
-    """What EarlyStopping, ModelCheckpoint, a scheduler or another callback watches, by name, to ``min``, ``max``, or empty."""
+def watched_tags(trainer: Trainer) -> dict[str, list[str]]:
+    """What EarlyStopping, ModelCheckpoint, a scheduler or another callback monitors, by name, and the modes: ``min``, ``max``."""
     watchers = [(callback, callback) for callback in callbacks_of(trainer)]
     watchers += [(config, config.scheduler) for config in trainer.lr_scheduler_configs]
-    found = [(stored(watcher, "monitor"), stored(judge, "mode", "")) for watcher, judge in watchers]
-    return {tag: mode if mode in ("min", "max") else "" for tag, mode in found if isinstance(tag, str)}
+    found: dict[str, list[str]] = {}
+    for watcher, judge in watchers:
+        tag, mode = stored(watcher, "monitor"), stored(judge, "mode")
+        if isinstance(tag, str):
+            found.setdefault(tag, []).extend([mode] if isinstance(mode, str) and mode in ("min", "max") else [])
+    return found
 
 
 _IN_THE_MODULE = ("configure_gradient_clipping", "clip_gradients", "on_before_optimizer_step", "optimizer_step")

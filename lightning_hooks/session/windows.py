@@ -80,7 +80,7 @@ class MergedWindows:
             setattr(self, name, state[name])
 
 
-LAYOUT = 14  # of the table that a checkpoint in the middle of an epoch holds; one of another layout is skipped
+LAYOUT = 15  # of the table that a checkpoint in the middle of an epoch holds; one of another layout is skipped
 
 
 def save_window(context: Context, collector: Collector[Any], table: Tensor, windows: MergedWindows) -> dict[str, Any]:

@@ -103,7 +103,6 @@ def test_exploding(gradients, modules, parameters, sites):
     alerts = list(judged(Exploding(), gradients(*rms(*modules), parameters=rms(*parameters))))
     assert [alert.site for alert in alerts] == sites
     assert all((alert.kind, alert.epoch, alert.step) == ("exploding", 3, 120) for alert in alerts)
-    # growth is a fault of the model's; size may be in the units of the loss
     assert all(alert.severity == "warning" for alert in alerts)
 
 

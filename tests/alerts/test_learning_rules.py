@@ -114,7 +114,8 @@ def test_a_loss_that_stays_ruined_is_a_warning(means: tuple[float, ...], severit
         ((16, 16), (16, 16), True),
         ((12, 12), (16, 16), False),
         ((16, 24), (24, 24), False),
-        ((6, 8), (7, 8), True),
+        ((6, 8), (7, 8), True),  # a module that is left out at times
+        ((15, 15), (16, 16), True),  # two ranks, one of which had a batch less
     ],
 )
 def test_a_loss_is_not_compared_with_the_first_one_if_the_number_of_calls_in_a_batch_varies(

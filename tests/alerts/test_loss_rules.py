@@ -246,9 +246,9 @@ def test_learned_by_heart(validations: list[float], training: float, over: float
 @pytest.mark.parametrize(
     ("watched", "mode", "losses", "text"),
     [
-        ((0.5, 0.6, 0.7, 0.8), "min", (4, 3, 2, 1), "it has risen at each of 4 validations, from 0.5 to 0.8, while"),
-        ((0.9, 0.5, 0.6, 0.7, 0.8), "min", (5, 4, 3, 2, 1), "it has risen at each of 4 validations, from 0.5 to 0.8, while"),
-        ((4, 3, 2, 1), "max", (4, 3, 2, 1), "it has fallen at each of 4 validations, from 4 to 1, while"),
+        ((0.5, 0.6, 0.7, 0.8), "min", (4, 3, 2, 1), "it rose steadily over the last 4 validations, from 0.5 to 0.8, while"),
+        ((0.9, 0.5, 0.6, 0.7, 0.8), "min", (5, 4, 3, 2, 1), "it rose steadily over the last 4 validations, from 0.5 to 0.8, while"),
+        ((4, 3, 2, 1), "max", (4, 3, 2, 1), "it fell steadily over the last 4 validations, from 4 to 1, while"),
         ((0.5, 0.6, 0.7, 0.8), "max", (4, 3, 2, 1), ""),
         ((0.5, 0.6, 0.6, 0.8), "min", (4, 3, 2, 1), ""),  # as an accuracy that is as high as it can be
         ((0.5, 0.6, 0.7, 0.8), "min", (4, 3, 2, 2), ""),  # as a loss that rises since the model overfits
@@ -264,7 +264,7 @@ def test_a_metric_that_is_watched_the_wrong_way(watched: Sequence[float], mode: 
     assert [(alert.kind, alert.site, alert.severity) for alert in alerts] == [("settings", "val_score", "warning")] * bool(text)
     for alert in alerts:
         assert alert.message.startswith(text)
-        assert alert.advice == (f"Set mode={'max' if mode == 'min' else 'min'!r} where 'val_score' is watched",)
+        assert alert.advice == (f"Set mode={'max' if mode == 'min' else 'min'!r} where 'val_score' is monitored",)
 
 
 @pytest.mark.parametrize(

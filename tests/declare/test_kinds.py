@@ -9,7 +9,7 @@ import pytest
 from lightning_hooks import alerts
 from lightning_hooks.alerts import ALERT_KINDS, FILES, RULES, Dead, Rule, declared_in
 from lightning_hooks.alerts.explain import rules_that_raise, thresholds_of
-from lightning_hooks.declare.kinds import KINDS
+from lightning_hooks.declare.kinds import ALWAYS, KINDS
 from lightning_hooks.declare.rulebook import reports_of
 
 BUILT_IN = sorted(
@@ -96,6 +96,15 @@ def test_how_severe_a_finding_is_follows_from_its_kind_its_value_and_whether_it_
     assert Dead().finding(Report(), "relu", 1.0, 0.7, "they never fire.", conclusive=False).severity == "info"
     assert Dead(severity="warning").finding(Report(), "relu", 1.0, 0.7, "they never fire.").severity == "warning"
     assert Rule(severity="critical").finding(Report(), "relu", 1.0, 0.7, "it is so.", conclusive=[]).severity == "critical"
+
+
+@pytest.mark.parametrize("kind", ALERT_KINDS)
+def test_a_kind_says_when_its_findings_are_not_conclusive(kind):
+    nodes = [node for rule in BUILT_IN if rule.kind == kind for node in ast.walk(ast.parse(inspect.getsource(rule)))]
+    findings = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.finding"]
+    given = [word.value for call in findings for word in call.keywords if word.arg == "conclusive"]
+    always = len(given) == len(findings) and all(isinstance(value, ast.Constant) for value in given)
+    assert (bool(KINDS[kind].inconclusive), KINDS[kind].inconclusive == ALWAYS) == (bool(given), always)
 
 
 @pytest.mark.parametrize("rule", BUILT_IN)

@@ -243,8 +243,6 @@ KINDS = (
         meaning="Some queries of an attention layer may attend to no key at all. Their output is NaN, zero or the mean of "
         "everything, depending on how attention is computed. Or they may attend to the next token where that is their target.",
         formula="alert if a query row may attend to no key\n"
-        "critical if such a row gives NaN\n"
-        "a warning if none of the rows of a sample has a key\n"
         "      or if the labels of a cross entropy are the embedded tokens moved by one, and queries of all attentions of these "
         "tokens may attend to the next one",
         inconclusive="where each sample has queries with a key, and no row becomes NaN",

@@ -262,6 +262,7 @@ KINDS = (
         "or if no more than {FewSamples.most} samples are different, and over {FewSamples.share} of those of later batches, "
         "at least {FewSamples.min_samples} and as many,\n   came in an earlier batch, and over {FewSamples.copies} "
         "are copies of others of their batch",
+        inconclusive="where every batch is one and the same sample",
         advice=("Split the data by torch.utils.data.get_worker_info() in an IterableDataset",
             "Draw with torch's generator, or seed each loader worker with torch.initial_seed()",
             "Compare two batches of the loader", "Where batches are repeated on purpose, mute this with rules=['-batch_repeated']"),

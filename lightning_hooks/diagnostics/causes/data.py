@@ -133,13 +133,16 @@ def placeholder(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
 
 
 @possible_cause("multiply the targets by one over their size")
-def large_targets(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+def large_targets(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """The targets of a regression are not normalised."""
     first = facts.first_loss
     if not 1e3 < first < math.inf or facts.features.outputs:
         return None
     size = rounded(math.sqrt(first))
     found.add(True, STRONG, "it is not a cross entropy")
+    numbers = max((stats.targets for stats in facts.features.targets.values()), default=1)
+    near = alert.kind == "no_progress" and first < 2.0 * (facts.flow.learned.constant_loss or math.inf)
+    found.add(near and first < 1e3 * numbers, EXCLUDES, f"it may be a sum over {numbers} numbers")
     found.add(facts.overflows, SOME, "numbers grew from step to step until they overflowed")
     remedy = Remedy("scale", "targets", None, rounded(1 / size), "", "a loss that starts near 1", 1, f"target = target / {size:g}")
     return f"The loss starts at {first:.3g}, as with targets of a size near {size:g}.", [remedy]

@@ -103,7 +103,7 @@ def loss_multiplied(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgeme
     found.add(factor > 10, STRONG, f"the first loss is {known[0]:.3g}, and {site} of that batch is {measured:.3g}")
     found.add(summed is not None, EXCLUDES, "it is as large as a sum over the batch")
     power = factor > 1000 and abs(math.log2(factor) % 1.0 - 0.5) > 0.495
-    found.add(power, EXCLUDES, f"{factor:.0f} is a power of 2, as the scale of a GradScaler is")
+    found.add(power, EXCLUDES, f"the factor is about 2^{round(math.log2(factor))}, as that of a GradScaler")
     to = float(f"{1 / factor:.2g}")
     return f"The loss is {factor:.3g} times {site}, and so is each gradient.", _scale_loss(to, f"loss * {to:g}")
 

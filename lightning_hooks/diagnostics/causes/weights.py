@@ -24,7 +24,7 @@ from lightning_hooks.declare.cause import (
 )
 from lightning_hooks.diagnostics.causes.facts import Facts, TensorFacts
 from lightning_hooks.diagnostics.causes.steps import clip_at
-from lightning_hooks.diagnostics.setup.initial import TEXTBOOK, is_textbook
+from lightning_hooks.diagnostics.setup.initial import FAR, TEXTBOOK, is_textbook
 from lightning_hooks.trackers import some
 
 _SHUT = ("dead", "zero", "vanishing", "constant", "representation_collapse")
@@ -157,9 +157,6 @@ def usable_gains(facts: Facts) -> dict[str, float]:
     return {site: gain for site, gain in facts.features.initial_gains.items() if 0 < gain < math.inf}
 
 
-FAR = math.log10(7.0)  # from a gain that is usual, as the rule of initial weights has it
-
-
 @possible_cause("multiply its weight by one over the factor")
 def initial_scale(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """A layer starts with much larger or smaller weights than the others."""
@@ -174,7 +171,7 @@ def initial_scale(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement
     if away.get(site, 0.0) < 0.5:
         return None
     factor, block, least = gains[site] / middle, here.rpartition(".")[0], 0.7 * away[site]
-    found.add(True, STRONG if away[site] > FAR else SOME, f"that is {factor:.3g} times the gain that is usual here")
+    found.add(True, STRONG if away[site] > math.log10(FAR) else SOME, f"that is {factor:.3g} times the gain that is usual here")
     close = site in (here, *facts.before(alert.site)) or bool(block and site.startswith(f"{block}."))
     found.add(close, SOME, "it is at this site, or just before it")
     alike = [site, *(other for other in gains if other != site and away[other] > least and (gains[other] > middle) == (factor > 1))]
@@ -256,7 +253,7 @@ def module_setting(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
     """A module's setting is far out of its usual range."""
     settings = facts.flow.model_setup.settings.items()
     known = [(module, name, value) for module, values in settings for name, value in values.items() if name in _WANTED]
-    if not known:
+    if not known or (alert.kind == "settings" and alert.site not in facts.modules):
         return None
     module, name, value = known[0]
     wanted, alike = _WANTED[name], [other for other, same, _ in known if same == name]

@@ -266,10 +266,10 @@ def strided_weight(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgemen
 
 
 @possible_cause("put an activation between them")
-def no_activation(_: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
+def no_activation(alert: Alert, facts: Facts, found: CauseEvidence) -> Judgement:
     """Nothing stands between linear layers."""
     chain = facts.flow.linear_layers
-    if chain is None:
+    if chain is None or (alert.kind == "settings" and alert.site not in facts.modules):
         return None
     layers = [name for name in facts.modules if name in facts.features.initial_gains]
     inner = layers[layers.index(chain[0]) + 1 : layers.index(chain[1]) + 1] if {*chain[:2]} <= {*layers} else [chain[1]]

@@ -79,7 +79,7 @@ class Exploding(Rule, kind="exploding"):
         grown = {
             site: rms for site, rms, low in zip(flow.sites, flow.rms, least, strict=True) if rms > limit and low > 0.01 * limit
         }
-        spared = _spares_weights(report, grown)
+        harmless = _reaches_no_weight(report, grown)
         course, shown = "", dict(grown)
         if grown:
             largest = max(map(flow.sites.index, grown), key=flow.norm.__getitem__)
@@ -91,7 +91,7 @@ class Exploding(Rule, kind="exploding"):
                 report, site, rms / near_loss, self.relative,
                 f"its gradient grows in the backward pass (RMS {rms:.1e}, {rms / near_loss:.1e} times that near the loss, limit "
                 f"{self.relative:.0e}); it grows {course}.",
-                conclusive=not spared,
+                conclusive=not harmless,
             )  # fmt: skip
         huge = [(site, rms) for site, rms in zip(flow.sites, flow.rms, strict=True) if site not in grown]
         huge += [(site, stats.rms) for site, stats in report.parameters.items()]
@@ -102,13 +102,14 @@ class Exploding(Rule, kind="exploding"):
             )  # fmt: skip
 
 
-SPARES = 1e-3  # RMS of a weight's gradient over that at its module's output, below which the output's does not reach it
+LEAST = 1e-3  # RMS of a weight's gradient over that at its module's output, below which the output's does not reach it
 
 
-def _spares_weights(report: GradientFlowReport, sites: Collection[str]) -> bool:
+def _reaches_no_weight(report: GradientFlowReport, sites: Collection[str]) -> bool:
     """Whether nothing of the gradients at these modules reaches their weights, as that of an embedding's padding does not."""
-    own = {name: stats.rms for name, stats in report.parameters.items() if name.rpartition(".")[0] in sites}
-    return bool(own) and all(rms < SPARES * report.modules[name.rpartition(".")[0]].rms for name, rms in own.items())
+    modules = {name: name.rpartition(".")[0] for name in report.parameters}
+    pairs = [(stats.rms, report.modules[modules[name]].rms) for name, stats in report.parameters.items() if modules[name] in sites]
+    return bool(pairs) and all(weight < LEAST * output for weight, output in pairs)
 
 
 class Stretching(Rule, kind="exploding"):
@@ -139,7 +140,7 @@ class Stretching(Rule, kind="exploding"):
                     report, site, norm / arriving, threshold,
                     f"the gradient norm grows by a factor of {norm / arriving:.3g} in the backward pass through it (limit "
                     f"{threshold:.3g}), from {arriving:.1e} to {norm:.1e}.",
-                    conclusive=not _spares_weights(report, before),
+                    conclusive=not _reaches_no_weight(report, before),
                 )  # fmt: skip
         for site, stats in report.parameters.items():
             output = report.modules.get(site.rpartition(".")[0])

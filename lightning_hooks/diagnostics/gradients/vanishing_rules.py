@@ -208,6 +208,7 @@ KINDS = (
         meaning="A parameter's gradient arrives and is exactly 0. The parameter is connected to the loss but does not learn.",
         formula="zero_fraction = elements of the gradient that are exactly 0, over all measured steps\n\n"
         "alert if zero_fraction >= {Zero.threshold}",
+        inconclusive="for a bias whose weight learns, and for a small part of a library's model that nothing reads",
         advice=("Check the layers after it: dead units, masks, a multiplication by zero",),
     ),
     Kind(
@@ -215,6 +216,7 @@ KINDS = (
         causes=(wiring.loss_without_graph, wiring.cut_path),
         meaning="A parameter requires a gradient but its `.grad` is None at every measured step. The loss does not depend on it.",
         formula="alert if .grad is None at every measured step of the epoch",
+        inconclusive="for a bias whose weight learns, and for a part of a library's model that nothing reads",
         advice=("Use it in forward", "Remove what breaks the path to the loss",
             "Freeze it with requires_grad_(False) if it is not to learn"),
     ),

@@ -140,7 +140,8 @@ class StepTooLong(Rule, kind="step_too_long", shares=("size",)):
     """Steps that end about as high as they began, or higher; or that nearly replace weights, and ruin the loss.
 
     It is a warning where they are measured to ruin the loss, or it stays ruined for two windows in a row or to the end, or is not
-    finite: of 31 drawn trainings with such a first window 17 learned in the end, and of these 15 had recovered in the second.
+    finite: of 31 drawn trainings with such a first window 17 learned in the end, and of these 15 had recovered in the second. A
+    loss of more calls than there were at first, as that of an agent's episodes, is not compared.
 
     Attributes:
         threshold: Median step ratio below which it counts.
@@ -154,6 +155,7 @@ class StepTooLong(Rule, kind="step_too_long", shares=("size",)):
     min_reruns: ClassVar[int] = 4  # measured steps that there must be
     ruined: ClassVar[float] = 1.5
     far: ClassVar[float] = 1e4
+    varies: ClassVar[float] = 1.1  # calls in a batch of one window over those of another: a sum over more of them is larger
     size: float = 0.1
 
     def __call__(self, report: GradientFlowReport) -> Alerts:
@@ -181,24 +183,27 @@ class StepTooLong(Rule, kind="step_too_long", shares=("size",)):
 
     def _ruin(self, report: GradientFlowReport) -> tuple[float, bool]:
         """The most that the loss has been of the first one, in this window and the one before it, and whether it stays so."""
+        calls = [*map(_calls, report.windows)]
+        if max(calls) > self.varies * min(calls):
+            return 0.0, False
         known, lost = [*map(_risen, report.windows)], report.loss is not None and report.loss.nonfinite_steps > 0
         last, ends = known[-2:], report.step >= (report.planned_steps or math.inf)  # no later window shows that it recovers
         return max(known if lost else last), lost or ends or max(last) > self.far or (len(last) == 2 and min(last) > self.ruined)
 
 
 def _risen(report: GradientFlowReport) -> float:
-    """The loss of a window, or of its end, over the first one; 0 where that is not known, or calls in a batch vary in number."""
+    """The loss of a window, or of its end, over the first one; 0 where that is not known."""
     loss, first = report.minimized, report.first.loss or NO_LOSS
-    varies = not _calls(report.first).is_integer() or _calls(report) != _calls(report.first)
-    if loss.count < ENOUGH or varies or not 0 < first.began < math.inf:
+    if loss.count < ENOUGH or not 0 < first.began < math.inf:
         return 0.0
     level = max(loss.mean, loss.latest) / first.began
     return level if level < math.inf else 0.0
 
 
 def _calls(report: GradientFlowReport) -> float:
-    """How often every module was called in a sampled batch at least, as once for each step of an episode; 1 if one was left out."""
-    return max(1.0, min((stats.calls for stats in report.modules.values()), default=0) / max(report.sampled_batches, 1))
+    """How often a module is called in a sampled batch, the median of all, on all ranks together."""
+    calls = [stats.calls for stats in report.modules.values()]
+    return statistics.median(calls or [1]) / max(report.sampled_batches, 1)
 
 
 def _largest_steps(report: GradientFlowReport) -> float:
@@ -289,8 +294,8 @@ KINDS = (
         "{NoProgress.long}, and it falls by less than {NoProgress.still};\n      and nothing is added to it\n"
         "info where over_constant is not known if progress < {NoProgress.threshold} while a step gains more than {NoProgress.gain} "
         "of the loss\n     and the loss has fallen by less than {NoProgress.fall} of its start",
-        inconclusive="before {NoProgress.begun} of the planned steps and the end of the warm-up, and unless the loss stands still "
-        "at that of a constant answer",
+        inconclusive="in the first {NoProgress.begun} of the planned steps, during the warm-up, and where the loss of a constant "
+        "answer is not known",
         advice=("Check that labels belong to their inputs", "Check that different inputs give different outputs at each layer"),
     ),
     Kind(
@@ -305,8 +310,8 @@ KINDS = (
         "alert if ratio < {StepTooLong.threshold}, with at least {StepTooLong.min_reruns} measured steps\n"
         "      or mean loss > {StepTooLong.ruined} * the first loss, in this window or the one before,\n"
         "         and median over the weights of the largest update_ratio >= {StepTooLong.size}",
-        inconclusive="unless the loss is above {StepTooLong.ruined} times the first one for two windows in a row or to the end, or "
-        "above {StepTooLong.far} times it",
+        inconclusive="unless the loss is above {StepTooLong.ruined} times the first one: where no step ratio is measured, for two "
+        "windows in a row or to the end, or above {StepTooLong.far} times it",
         advice=("Lower the learning rate", "Warm the learning rate up", "Clip gradients"),
     ),
     Kind(

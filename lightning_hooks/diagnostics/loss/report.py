@@ -21,7 +21,7 @@ class ValidationLoss:
     Attributes:
         loss: The metric that the user logs, such as ``val_loss``; the mean over ranks.
         training: The mean loss of the training batches before it, of the last 256 at most.
-        watched: A metric that is watched, as ``LossReport.watched`` says; NaN where there is none.
+        watched: The value of the metric that ``LossReport.watched`` names; NaN if there is none.
     """
 
     loss: float
@@ -53,8 +53,8 @@ class LossReport:
         spike: The batches of this window whose loss was farthest above that of the batches before them.
         optimized: Whether the training loop minimises this loss. Under manual optimisation it may be anything, as in a GAN.
         scaled: Whether a loss scaler skips steps whose gradients are not finite.
-        watched: The metric of validations that early stopping, a checkpoint or a scheduler reads, and what that takes for better:
-            ``min`` or ``max``. Of several, the first one that is not a loss that is to fall; empty for none.
+        watched: The metric that early stopping, a checkpoint or a scheduler monitors, and its mode (``min`` or ``max``); two empty
+            strings if there is none. Of several, the one whose mode may be wrong most likely.
     """
 
     count: int

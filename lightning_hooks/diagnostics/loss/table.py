@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,8 +141,8 @@ class LossTable:
 
     def unpack(self, packed: Tensor) -> None:
         """Load what :meth:`pack` or a merge gave into the table of a new run."""
-        self._numbers = packed.to(self._numbers, copy=True)
         self._batches, self._first = map(int, _named(packed)["counts"][:2].tolist())
+        self._numbers = packed.to(self._numbers, copy=True)
 
     def state(self) -> dict[str, Any]:
         """Return what every rank of a resumed run needs next to the packed table, in plain types."""
@@ -154,7 +154,7 @@ class LossTable:
     def load(self, state: Mapping[str, Any]) -> None:
         """Load what :meth:`state` gave."""
         self._earlier = tuple(float(loss) for loss in state.get("earlier", ()))
-        self._earlier_validations = tuple(ValidationLoss(*pair) for pair in state.get("validations", ()))
+        self._earlier_validations = tuple(ValidationLoss(*known) for known in state.get("validations", ()))
         self._validated_at = [int(place) for place in state.get("validated_at", ())]
         self._course = tuple(state.get("course", self._course))
 
@@ -301,16 +301,24 @@ class LossWatch:
         metrics = self._context.host.metrics.available
         name = validation_loss(metrics)
         if name is not None:
-            tags = self._context.host.metrics.watched_tags()
-            able = [tag for tag, mode in tags.items() if mode and (tag, mode) != (name, "min") and tag in metrics]
-            self.table.watched = (able[0], tags[able[0]]) if able else ("", "")
-            self.table.end_validation(*(torch.as_tensor(metrics[tag]) if tag else NONE for tag in (name, self.table.watched[0])))
+            tag, _ = self.table.watched = doubtful(self._context.host.metrics.watched_tags())
+            watched = torch.as_tensor(metrics[tag]) if tag in metrics else NONE
+            self.table.end_validation(torch.as_tensor(metrics[name]), watched)
 
 
 def returned_loss(outputs: Any) -> Tensor | None:
     """The loss in what ``training_step`` returned; None where there is none."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     return loss if isinstance(loss, Tensor) and loss.is_floating_point() else None
+
+
+def doubtful(watched: Mapping[str, Collection[str]]) -> tuple[str, str]:
+    """Of the monitored tags the one whose mode may be wrong most likely, with that mode; empty strings if there is none.
+
+    A loss is to fall. Other metrics mostly are to rise, and ``min`` is the default of those who monitor.
+    """
+    pairs = [(tag, mode) for tag, modes in watched.items() for mode in modes if mode == "max" or "loss" not in tag.lower()]
+    return min(pairs, key=lambda pair: ("loss" in pair[0].lower()) != (pair[1] == "max"), default=("", ""))
 
 
 def validation_loss(names: Iterable[str]) -> str | None:

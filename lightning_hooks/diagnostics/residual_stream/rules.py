@@ -153,7 +153,7 @@ KINDS = (
         "or if the rms of each block's input is {ResidualDoubling.factor} times that of the one before (median), and the last "
         "one's\n"
         "   {ResidualDoubling.threshold} times the first one's, in at least {ResidualDoubling.min_blocks} blocks",
-        inconclusive="where no block's largest value is above a quarter of what its type holds, and some block does not double it",
+        inconclusive="unless a block's largest value is above a quarter of what its type holds, or every block doubles its input",
         advice=("Normalise what each branch reads (pre-norm)", "Start each branch's last layer smaller, by the root of the depth",
             "In float16, train in bfloat16"),
     ),

@@ -23,6 +23,7 @@ _TABLES = (nn.Embedding, nn.EmbeddingBag)  # a row of an embedding is looked up,
 
 
 TEXTBOOK = (0.3, 1.6)  # gains of common initialisations
+FAR = 7.0  # factor of a usual gain from which on one is unusual
 
 
 def is_textbook(gain: float) -> bool:

@@ -11,7 +11,7 @@ from lightning_hooks.declare.rule import Alerts, Rule, grouped, percent
 from lightning_hooks.diagnostics.causes import code, data, rates, weights
 from lightning_hooks.diagnostics.loss.rules import SITE
 from lightning_hooks.diagnostics.reports import FeatureReport, GradientFlowReport, had_gradient
-from lightning_hooks.diagnostics.setup.initial import TEXTBOOK, is_textbook
+from lightning_hooks.diagnostics.setup.initial import FAR, TEXTBOOK, is_textbook
 from lightning_hooks.diagnostics.setup.module_rules import around
 from lightning_hooks.trackers.console import some
 
@@ -31,7 +31,7 @@ class PoorInit(Rule, kind="poor_init"):
             is He's (2015), 0.33 to 0.58 that of the first layer of a sine network (Sitzmann et al. 2020) with up to three inputs.
     """
 
-    factor: float = 7.0
+    factor: float = FAR
     textbook: ClassVar[tuple[float, float]] = TEXTBOOK
     near: ClassVar[float] = 2.0  # factor within which another layer is close
     min_layers: ClassVar[int] = 3  # a role with fewer layers is not judged
@@ -250,9 +250,9 @@ KINDS = (
         "or if the weights of at least {OneSignWeights.layers} linear or convolution layers are all above 0, or all below\n"
         "or if the median gain of at least {LargeLayers.min_layers} layers > {LargeLayers.gain}, and that of rms(output) > "
         "{LargeLayers.outputs}\n"
-        "info if the first cross entropy > {FirstLossHigh.factor} * log(number of classes), a warning from {FirstLossHigh.far} "
-        "times on\n"
+        "or if the first cross entropy > {FirstLossHigh.factor} * log(number of classes)\n"
         "or if the loss at the start > {FirstLossFar.factor} * that of the best constant answer",
+        inconclusive="for a first cross entropy below {FirstLossHigh.far} * log(number of classes)",
         advice=("Use the initialisation of the other layers",),
     ),
     Kind(

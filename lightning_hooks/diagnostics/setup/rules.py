@@ -1,4 +1,4 @@
-"""How modules, parameter groups and what watches metrics are set: unusual settings, weight decay, optimizers that share."""
+"""How modules, parameter groups and monitored metrics are set: unusual settings, weight decay, optimizers that share."""
 
 from __future__ import annotations
 
@@ -180,10 +180,10 @@ class LabelSmoothing(Rule, kind="settings"):
 
 
 class WatchedBackwards(Rule, kind="settings"):
-    """A metric that goes the other way than is taken for better, at each validation, while the validation loss falls.
+    """A monitored metric that moves against its mode at every validation while the validation loss falls.
 
-    ``EarlyStopping``, ``ModelCheckpoint`` and ``ReduceLROnPlateau`` take less for better by default: with an accuracy they stop a
-    training, keep its first weights or lower its rate because it learns.
+    ``EarlyStopping``, ``ModelCheckpoint`` and ``ReduceLROnPlateau`` treat lower values as better by default: with an accuracy they
+    stop a training, keep its first weights or lower its rate because it learns.
     """
 
     validations: ClassVar[int] = 4  # validations in a row
@@ -191,15 +191,16 @@ class WatchedBackwards(Rule, kind="settings"):
     def __call__(self, report: GradientFlowReport) -> Alerts:
         loss = report.loss or NO_LOSS
         (tag, mode), last = loss.watched, loss.validations[-self.validations :]
-        sign, way, better = {"min": (1, "risen", "max"), "max": (-1, "fallen", "min")}.get(mode, (0, "", ""))
+        sign, way, better = {"min": (1, "rose", "max"), "max": (-1, "fell", "min")}.get(mode, (0, "", ""))
         worse = all(sign * one.watched > sign * before.watched for before, one in pairwise(last))
         falls = all(one.loss < before.loss for before, one in pairwise(last))
         if worse and falls and len(last) == self.validations:
             yield self.finding(
                 report, tag, float(self.validations), float(self.validations),
-                f"it has {way} at each of {self.validations} validations, from {last[0].watched:.3g} to {last[-1].watched:.3g}, "
-                f"while the validation loss fell: what watches it has mode={mode!r}, and takes that for worse.",
-                advice=(f"Set mode={better!r} where {tag!r} is watched",),
+                f"it {way} steadily over the last {self.validations} validations, from {last[0].watched:.3g} to "
+                f"{last[-1].watched:.3g}, while the validation loss fell: whatever monitors it has mode={mode!r} and takes that "
+                "for worse.",
+                advice=(f"Set mode={better!r} where {tag!r} is monitored",),
             )  # fmt: skip
 
 
@@ -207,16 +208,16 @@ __all__ = ["ClassWeights", "LabelSmoothing", "LinearNetwork", "ModuleSettings", 
 
 KINDS = (
     Kind(
-        "settings", "An unusual setting of a module, loss or callback", group="Set-up", states="fact",
+        "settings", "An unusual setting", group="Set-up", states="fact",
         causes=(
             wiring.no_activation, weights.small_batches, weights.module_setting, code.UPSIDE_DOWN, code.SMOOTHED, code.NORM_OF_ONE,
             rates.unusual_setting,
         ),
-        meaning="A module or an optimizer has a setting that hardly anybody wants: a batch norm over very few values or with "
-        "next to no momentum, a dropout that drops nearly everything, a norm with a large eps, layers "
-        "without an activation between them, two optimizers of the same parameters, weight decay on biases and norms, weights of a "
-        "loss that make rare classes count for even less, labels that are smoothed by half and more, early stopping or a schedule "
-        "that takes what is better for worse.",
+        meaning="A module, an optimizer, a loss or a callback has a setting that hardly anybody wants: a batch norm over very few "
+        "values or with next to no momentum, a dropout that drops nearly everything, a norm with a large eps, layers without an "
+        "activation between them, two optimizers of the same parameters, weight decay on biases and norms, weights of a loss that "
+        "make rare classes count for even less, labels that are smoothed by half and more, early stopping or a schedule that takes "
+        "what is better for worse.",
         formula="alert if a batch norm in training mode has fewer than {ModuleSettings.values} values per channel and batch\n"
         "      or (1 - momentum) ^ planned steps >= {ModuleSettings.left} in a batch norm that has not been trained before\n"
         "      or the p of a dropout or a stochastic depth >= {ModuleSettings.dropout}\n"
@@ -226,7 +227,7 @@ KINDS = (
         "      or a cross entropy whose labels weigh {ClassWeights.ratio} times as much as its classes do\n"
         "      or pos_weight < 0.5 for targets of which fewer than 0.25 are positive, in {ClassWeights.share} of the columns\n"
         "      or the label_smoothing of a cross entropy >= {LabelSmoothing.share}\n"
-        "      or a watched metric gets worse, as its mode says, at each of {WatchedBackwards.validations} validations, and their "
+        "      or a monitored metric gets worse by its mode over {WatchedBackwards.validations} validations in a row, while their "
         "loss falls\n"
         "info if weight_decay > {OptimizerChoices.weight_decay} applies to biases and norms\n"
         "     or two optimizers hold one parameter; a warning if they hold the same parameters",

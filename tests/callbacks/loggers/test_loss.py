@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -132,6 +132,18 @@ class Scored(Classifier):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": self.plateau[0]}}
 
 
+class Odd(Callback):
+    """A callback of the user's with attributes of the same names, which nobody is to call."""
+
+    def __init__(self) -> None:
+        self.monitor, self.mode = "val_score", self
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError
+
+    __hash__ = Callback.__hash__
+
+
 @pytest.mark.parametrize(
     ("watchers", "plateau", "expected"),
     [
@@ -140,6 +152,8 @@ class Scored(Classifier):
         ([EarlyStopping("val_loss", patience=3), ModelCheckpoint(monitor="val_score")], None, ["val_score"]),
         ([EarlyStopping("val_loss", patience=3), ModelCheckpoint(monitor="val_score", mode="max")], None, []),
         ([EarlyStopping("val_loss", patience=3, mode="max")], None, ["val_loss"]),
+        ([EarlyStopping("val_score", patience=3), ModelCheckpoint(monitor="val_score", mode="max")], None, ["val_score"]),
+        ([Odd(), EarlyStopping("val_score", patience=3)], None, ["val_score"]),
         ([], ("val_score", "min"), ["val_score"]),
         ([], ("val_loss", "min"), []),
     ],

@@ -56,19 +56,19 @@ def characters_of_a_gru(shift: int = 1, numbers: bool = False) -> Training:
 
 
 class Reverser(nn.Module):
-    def __init__(self, told: bool) -> None:
+    def __init__(self, handed: bool) -> None:
         super().__init__()
-        self.source, self.target, self.head, self.told = nn.Embedding(12, 32), nn.Embedding(12, 32), nn.Linear(64, 12), told
+        self.source, self.target, self.head, self.handed = nn.Embedding(12, 32), nn.Embedding(12, 32), nn.Linear(64, 12), handed
         self.encoder, self.decoder = nn.GRU(32, 64, batch_first=True), nn.GRU(32, 64, batch_first=True)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         state = self.encoder(self.source(source))[1]
-        return self.head(self.decoder(self.target(target), state if self.told else None)[0]).mT
+        return self.head(self.decoder(self.target(target), state if self.handed else None)[0]).mT
 
 
-@fault("state_not_handed_over", "The decoder starts from zeros, not from the encoder's state.", "val_acc", 0.98, told=False)
+@fault("state_not_handed_over", "The decoder starts from zeros, not from the encoder's state.", "val_acc", 0.98, handed=False)
 @healthy
-def teacher_forced_reversal(told: bool = True) -> Training:
+def teacher_forced_reversal(handed: bool = True) -> Training:
     def loss(net: Any, batch: Any) -> Tensor:
         return F.cross_entropy(net(batch[0], batch[1][:, :-1]), batch[1][:, 1:], ignore_index=0)
 
@@ -79,7 +79,7 @@ def teacher_forced_reversal(told: bool = True) -> Training:
     source = torch.randint(2, 12, (2400, 6), generator=rng())
     source = source * (torch.arange(6) >= torch.randint(0, 4, (2400, 1), generator=rng(1)))
     target = F.pad(source.flip(1), (1, 0), value=1)
-    return fit(Reverser(told), loss, partial(Adam, lr=5e-3), feed(source, target, batch=32), 8, score, gradient_clip_val=1.0)
+    return fit(Reverser(handed), loss, partial(Adam, lr=5e-3), feed(source, target, batch=32), 8, score, gradient_clip_val=1.0)
 
 
 class LastState(nn.Module):

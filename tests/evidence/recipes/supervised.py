@@ -133,7 +133,7 @@ class Dropped(nn.Sequential):
         return last(x)
 
 
-@fault("drops_at_validation_too", "F.dropout is not told whether the net trains, and always drops.", "val_loss", 0.36, always=True)
+@fault("drops_at_validation_too", "F.dropout does not get self.training, and always drops.", "val_loss", 0.36, always=True)
 @healthy
 def heavy_dropout_and_a_cyclic_rate(always: bool = False) -> Training:
     net = Dropped(nn.Linear(64, 128), nn.Linear(128, 64), nn.Linear(64, 12), nn.Linear(12, 10))

@@ -60,7 +60,7 @@ def contrast_of_two_views(same: bool = False) -> Training:
 @fault("no_stop_of_the_gradient", "The targets of SimSiam are not detached.", "val_acc", 0.74, stop=torch.clone)
 @healthy
 def simsiam(stop: Any = torch.detach) -> Training:
-    def apart(net: Any, batch: Any) -> Tensor:
+    def distance(net: Any, batch: Any) -> Tensor:
         a, b = net[0](view(batch[0])), net[0](view(batch[0]))
         return -(F.cosine_similarity(net[1](a), stop(b)) + F.cosine_similarity(net[1](b), stop(a))).mean() / 2
 
@@ -68,7 +68,7 @@ def simsiam(stop: Any = torch.detach) -> Training:
     body = nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 64), nn.BatchNorm1d(64))
     guess = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 64))
     net = nn.Sequential(body, guess)
-    return fit(net, apart, partial(SGD, lr=0.1, momentum=0.9, weight_decay=1e-4), feed(x.flatten(1), y), 40, neighbours)
+    return fit(net, distance, partial(SGD, lr=0.1, momentum=0.9, weight_decay=1e-4), feed(x.flatten(1), y), 40, neighbours)
 
 
 @fault("zeros_for_minus_ones", "cosine_embedding_loss is given 0, not -1, for pairs that differ.", "val_acc", 1.15, low=0)
@@ -224,11 +224,11 @@ class Messages(nn.Module):
     def __init__(self, edges: Tensor, x: Tensor, end: int) -> None:
         super().__init__()
         self.edges, self.x, self.end = edges, x, end
-        self.own, self.heard, self.head = nn.Linear(8, 32), nn.Linear(8, 32), nn.Linear(32, 2)
+        self.own, self.neighbours, self.head = nn.Linear(8, 32), nn.Linear(8, 32), nn.Linear(32, 2)
 
     def forward(self, nodes: Tensor) -> Tensor:
         sent = torch.zeros_like(self.x).index_add(0, self.edges[self.end], self.x[self.edges[0]])
-        return self.head(F.relu(self.own(self.x) + self.heard(sent)))[nodes]
+        return self.head(F.relu(self.own(self.x) + self.neighbours(sent)))[nodes]
 
 
 @fault("messages_return_to_the_sender", "Messages are added up at the node that sent them.", "val_acc", 1.21, end=0)
