@@ -19,7 +19,6 @@ BETWEEN = "it happens between two sampled batches: its step is known, and not th
 UNEXPLAINED = "it is a symptom near its limit that nothing explains, while the loss falls: less probable than 0.8"
 
 MISSED: dict[str, str] = {
-    "attention_saturated": "a part of the attention is saturated while the loss falls: at 79 % an info",
     "discriminator_too_strong": "both gradients become small, as where training has converged; nothing says that the nets compete",
     "dying_relu": "a part of the units dies, as in healthy trainings too: an info",
     "one_large_step": UNEXPLAINED,
