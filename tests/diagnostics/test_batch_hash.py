@@ -134,12 +134,14 @@ def slow_samples(batches: list[list[Tensor]], few: int = 32) -> tuple[int, int, 
     return samples, seen, copies, len(known)
 
 
-@pytest.mark.parametrize("kind", ["table", "images", "tokens", "half", "channels last", "targets alone differ"])
+@pytest.mark.parametrize("kind", ["table", "few columns", "images", "tokens", "half", "channels last", "targets alone differ"])
 @pytest.mark.parametrize("different", [3, 24, 200])
 def test_samples_that_came_before(kind: str, different: int) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(different, 9), torch.randint(5, (different,))
-    if kind in ("images", "channels last"):
+    if kind == "few columns":
+        x, y = torch.randn(different, 2), torch.randn(different)
+    elif kind in ("images", "channels last"):
         x = torch.randn(different, 3, 6, 5).to(memory_format=torch.channels_last if kind != "images" else torch.preserve_format)
     elif kind in ("tokens", "half"):
         x = torch.randint(50, (different, 12)) if kind == "tokens" else torch.randn(different, 4, 5).half()
@@ -160,7 +162,16 @@ def test_samples_that_came_before(kind: str, different: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "batch", [torch.randn(16, 7), torch.eye(8)[torch.arange(16) % 8], torch.arange(64) % 4, [torch.ones(8)], []]
+    "batch",
+    [
+        torch.randn(16, 2),
+        [torch.randn(16, 6), torch.arange(16)],
+        (torch.arange(64.0) % 4).view(16, 4),
+        torch.eye(8)[torch.arange(16) % 8],
+        torch.arange(64) % 4,
+        [torch.ones(8)],
+        [],
+    ],
 )
 def test_samples_that_may_be_alike_by_chance_are_not_compared(batch: Any) -> None:
     table = BatchHashes()

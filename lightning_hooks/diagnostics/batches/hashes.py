@@ -23,6 +23,7 @@ VARIED = 32  # different numbers from which on a tensor of a batch is compared b
 SLOTS = 16  # hashes of a window's sampled batches that are kept: the last ones
 MOST_SAMPLES, NUMBERS = 32, 128  # samples of a batch that are hashed: the first ones; numbers of each, evenly spaced in each tensor
 FEWEST_OF_SAMPLE = 8  # samples of fewer numbers, or of no more different ones, may well be alike: they are not compared
+FEWEST_REAL = 3  # likewise where all of them are floating-point numbers
 REMEMBERED = 512  # hashes of samples of a window that later ones are compared with: the last ones
 BITS = 24  # of a hash: a whole number that float32 holds too
 
@@ -92,7 +93,8 @@ def sample_hashes(batch: BatchTensors) -> tuple[Tensor, Tensor] | None:
             some = some[:, :: max(1, some.shape[1] // NUMBERS)]
             rows.append((some if some.dtype == torch.bool else some.view(_INTEGERS[some.element_size()])).to(torch.int64))
     bits = torch.cat(rows, 1) if rows else torch.zeros(0, 0)
-    if bits.shape[1] < FEWEST_OF_SAMPLE:
+    real = all(tensor.is_floating_point() for tensor in tensors)
+    if bits.shape[1] < (FEWEST_REAL if real else FEWEST_OF_SAMPLE):
         return None
     mixed = bits * _odd_numbers(bits.shape[1], bits.device)
     different = (bits.flatten().sort().values.diff() != 0).sum() + 1
