@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
 import re
 import sys
 import warnings
@@ -26,7 +25,7 @@ from lightning_hooks import monitors
 from tests.support.interruptions import Batches, SaveAt
 from tests.support.models import Classifier, Collecting, loader, mlp, trainer
 from tests.support.trainings import Gan
-from tests.support.two_processes import run_twice
+from tests.support.two_processes import hand_over, run_twice
 
 Outcome = dict[str, Any]
 _TIMED = re.compile(r"\d+(\.\d+)? ?(ms|s|seconds|%) (per|of the|a) (step|epoch|training)\b.*")
@@ -243,6 +242,5 @@ def normalised(value: Any) -> Any:
 
 if __name__ == "__main__":  # as one of two ranks
     target = Path(sys.argv[1])
-    rank = int(os.environ["LOCAL_RANK"])
     os.environ.pop("PL_GLOBAL_SEED", None)  # of another test: Lightning's distributed sampler shuffles by it
-    (target / f"{rank}.pickle").write_bytes(pickle.dumps({"outcome": _as_rank(target)}))
+    hand_over(target, {"outcome": _as_rank(target)})

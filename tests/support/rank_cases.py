@@ -21,6 +21,7 @@ from lightning_hooks import ActivationPruner, GradientClipMonitor, monitors
 from lightning_hooks.alerts import AlertError
 from lightning_hooks.hosts.lightning_adapter import Adapter
 from tests.support.models import Classifier, trainer
+from tests.support.two_processes import hand_over
 
 
 class Net(nn.Module):
@@ -355,4 +356,4 @@ def spawn(folder: str) -> None:
 if __name__ == "__main__":
     rank = int(os.environ["LOCAL_RANK"])
     found = {case: run_case(case, world=2, rank=rank) for case in CASES}
-    Path(sys.argv[1], f"{rank}.pickle").write_bytes(pickle.dumps(found))
+    hand_over(Path(sys.argv[1]), found)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from torch.utils.data import DataLoader
 from lightning_hooks import TrainingMonitor
 from tests.replay.planted import Net, data
 from tests.support.models import trainer
+from tests.support.two_processes import hand_over
 
 
 def planted(monitors: list[Any], **options: Any) -> dict[str, Any]:
@@ -28,13 +27,12 @@ def planted(monitors: list[Any], **options: Any) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    rank = int(os.environ["LOCAL_RANK"])
     without = planted([])
     monitor = TrainingMonitor(summary=False, capsule=folder / "capsules", check_every_n_steps=None)
     found = {"with": planted([monitor]), "without": without}
     alert = next(alert for alert in monitor.alerts if "nonfinite" in alert.kind)
     found |= {"samples": alert.samples, "text": alert.diagnosis, "batch": alert.batch}
-    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
+    hand_over(folder, found)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hooks import FeatureStatsMonitor, GradientFlowMonitor
 from tests.support.models import Classifier, trainer
+from tests.support.two_processes import hand_over
 
 
 def data(rank: int) -> Any:
@@ -211,4 +211,4 @@ if __name__ == "__main__":
     for argument in ("report_every_n_steps", "every_n_steps", "check_every_n_steps"):
         found[argument] = refused(rank, **{argument: 2 + rank})
     found["default_window"] = refused(rank, report_every_n_steps=3 if rank else None)
-    Path(sys.argv[1], f"{rank}.pickle").write_bytes(pickle.dumps(found))
+    hand_over(Path(sys.argv[1]), found)

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 
 def free_port() -> int:
     """A port that nobody listens on."""
@@ -54,13 +56,20 @@ def run_twice(module: str, folder: Path, *arguments: str, timeout: float = 300.0
     return {key: [first[key], second[key]] for key in first}
 
 
+def hand_over(folder: Path, found: Any) -> None:
+    """Write what a rank has found, and leave its process group, whose threads may abort a process that ends with them."""
+    (folder / f"{os.environ['LOCAL_RANK']}.pickle").write_bytes(pickle.dumps(found))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 def main(folder: Path, modules: list[str]) -> None:
     """Run ``found`` of several modules of this folder, one after the other: what takes long is to import torch."""
     rank, by_module = int(os.environ["LOCAL_RANK"]), {}
     for name in modules:
         (folder / name).mkdir(exist_ok=True)
         by_module[name] = importlib.import_module(f"tests.support.{name}").found(rank, folder / name)
-    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(by_module))
+    hand_over(folder, by_module)
 
 
 if __name__ == "__main__":

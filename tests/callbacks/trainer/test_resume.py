@@ -81,6 +81,21 @@ def test_a_checkpoint_of_another_layout_counts_the_batches_of_its_own_table(tmp_
     assert ours[0].report.sites["net.0"].calls == 2
 
 
+def test_a_table_of_another_length_does_not_end_training(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        ours = monitors(every_n_steps=1, summary=False)
+        trainer([*ours, SaveAt(tmp_path / "mid.ckpt", 0, 2)]).fit(Classifier(mlp()), Batches((8,)))
+    checkpoint = torch.load(tmp_path / "mid.ckpt", weights_only=True)
+    for state in (part for callback in checkpoint["callbacks"].values() for part in callback.values()):
+        tables = state["epoch"]["tables"] if "epoch" in state else {}
+        tables.update({name: table[:-1] for name, table in tables.items() if name == "loss"})
+    torch.save(checkpoint, tmp_path / "shorter.ckpt")
+    ours = monitors(every_n_steps=1, summary=False)
+    with pytest.warns(UserWarning, match="starts afresh"):
+        trainer(ours, max_epochs=2).fit(Classifier(mlp()), Batches((8,)), ckpt_path=tmp_path / "shorter.ckpt")
+    assert ours[1].report.loss.count == 7
+
+
 def test_a_checkpoint_without_our_state_is_fine(tmp_path: Path) -> None:
     run = trainer()
     run.fit(Classifier(mlp()), loader())
