@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_hooks import TrainingMonitor, watch
+from tests.support.two_processes import hand_over
 
 BATCHES, SIZE, CLIP = 6, 8, 0.05
 
@@ -112,5 +112,4 @@ if __name__ == "__main__":
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     found = {case: run(case, rank, 2) for case in CASES}
     found["replay"] = {"without": bad_sample(None), "with": bad_sample(folder)}
-    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
-    torch.distributed.destroy_process_group()
+    hand_over(folder, found)

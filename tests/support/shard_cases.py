@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from lightning_hooks import FeatureStatsMonitor, GradientClipMonitor, GradientCl
 from lightning_hooks.clipping.policies import AGC, AutoClip, GlobalNorm, PerTensor, Value, ZClip
 from tests.support.models import Classifier, trainer
 from tests.support.rank_cases import Shards
+from tests.support.two_processes import hand_over
 
 # case -> how the model is spread, how gradients are clipped, and by whom
 CASES: dict[str, tuple[str, dict[str, Any], Any]] = {
@@ -139,5 +139,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     rank = int(os.environ["LOCAL_RANK"])
     found = {case: run_case(case, world=2, rank=rank) for case in (sys.argv[2:] or CASES)}
-    Path(sys.argv[1], f"{rank}.pickle").write_bytes(pickle.dumps(found))
-    torch.distributed.destroy_process_group()
+    hand_over(Path(sys.argv[1]), found)

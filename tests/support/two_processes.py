@@ -58,7 +58,7 @@ def run_twice(module: str, folder: Path, *arguments: str, timeout: float = 300.0
 
 def hand_over(folder: Path, found: Any) -> None:
     """Write what a rank has found, and leave its process group, whose threads may abort a process that ends with them."""
-    (folder / f"{os.environ['LOCAL_RANK']}.pickle").write_bytes(pickle.dumps(found))
+    (folder / f"{os.environ.get('LOCAL_RANK', 0)}.pickle").write_bytes(pickle.dumps(found))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -44,14 +44,20 @@ def test_a_mid_epoch_resume_equals_the_uninterrupted_run(net: str, every: int, a
         assert_same(tuple(epoch), tuple(other), rel=1e-12, skip=("weights_away",))
 
 
-def test_a_checkpoint_of_another_selection_is_met_with_a_message(tmp_path: Path) -> None:
+def interrupted(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A checkpoint from the middle of an epoch, and the window under way that each monitor has in it."""
     with pytest.raises(SystemExit):
         ours = monitors(every_n_steps=1, summary=False)
-        trainer([*ours, SaveAt(tmp_path / "mid.ckpt", 0, 2)]).fit(Classifier(mlp()), Batches((8,)))
-    checkpoint = torch.load(tmp_path / "mid.ckpt", weights_only=True)
-    for state in (part for callback in checkpoint["callbacks"].values() for part in callback.values()):
-        if "epoch" in state:
-            state["epoch"]["places"] = state["epoch"]["places"][:-2]
+        trainer([*ours, SaveAt(folder / "mid.ckpt", 0, 2)]).fit(Classifier(mlp()), Batches((8,)))
+    checkpoint = torch.load(folder / "mid.ckpt", weights_only=True)
+    states = [part for callback in checkpoint["callbacks"].values() for part in callback.values()]
+    return checkpoint, [state["epoch"] for state in states if "epoch" in state]
+
+
+def test_a_checkpoint_of_another_selection_is_met_with_a_message(tmp_path: Path) -> None:
+    checkpoint, windows = interrupted(tmp_path)
+    for window in windows:
+        window["places"] = window["places"][:-2]
     torch.save(checkpoint, tmp_path / "older.ckpt")
     ours = monitors(every_n_steps=1, summary=False)
     with pytest.warns(UserWarning, match="the checkpoint was written in the middle of an epoch") as reported:
@@ -65,13 +71,9 @@ def test_a_checkpoint_of_another_selection_is_met_with_a_message(tmp_path: Path)
 
 
 def test_a_checkpoint_of_another_layout_counts_the_batches_of_its_own_table(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        ours = monitors(every_n_steps=1, summary=False)
-        trainer([*ours, SaveAt(tmp_path / "mid.ckpt", 0, 2)]).fit(Classifier(mlp()), Batches((8,)))
-    checkpoint = torch.load(tmp_path / "mid.ckpt", weights_only=True)
-    for state in (part for callback in checkpoint["callbacks"].values() for part in callback.values()):
-        if "epoch" in state:
-            state["epoch"]["layout"] = 0
+    checkpoint, windows = interrupted(tmp_path)
+    for window in windows:
+        window["layout"] = 0
     torch.save(checkpoint, tmp_path / "older.ckpt")
     ours = monitors(every_n_steps=2, summary=False)
     with pytest.warns(UserWarning, match="the checkpoint was written in the middle of an epoch, by another version"):
@@ -82,13 +84,9 @@ def test_a_checkpoint_of_another_layout_counts_the_batches_of_its_own_table(tmp_
 
 
 def test_a_table_of_another_length_does_not_end_training(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        ours = monitors(every_n_steps=1, summary=False)
-        trainer([*ours, SaveAt(tmp_path / "mid.ckpt", 0, 2)]).fit(Classifier(mlp()), Batches((8,)))
-    checkpoint = torch.load(tmp_path / "mid.ckpt", weights_only=True)
-    for state in (part for callback in checkpoint["callbacks"].values() for part in callback.values()):
-        tables = state["epoch"]["tables"] if "epoch" in state else {}
-        tables.update({name: table[:-1] for name, table in tables.items() if name == "loss"})
+    checkpoint, windows = interrupted(tmp_path)
+    (tables,) = (window["tables"] for window in windows if "loss" in window["tables"])
+    tables["loss"] = tables["loss"][:-1]
     torch.save(checkpoint, tmp_path / "shorter.ckpt")
     ours = monitors(every_n_steps=1, summary=False)
     with pytest.warns(UserWarning, match="starts afresh"):

@@ -6,8 +6,6 @@ The folder has ``job.json``, the name and whether the bug is planted; the row go
 from __future__ import annotations
 
 import json
-import os
-import pickle
 import sys
 from pathlib import Path
 
@@ -15,10 +13,10 @@ import torch
 
 from tests.evidence.bugs.catalogue import CASES
 from tests.evidence.exam.run import observed
+from tests.support.two_processes import hand_over
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     name, planted = json.loads((folder / "job.json").read_text())
     torch.set_num_threads(1)
-    row = observed(CASES[name], planted)
-    (folder / f"{os.environ.get('LOCAL_RANK', 0)}.pickle").write_bytes(pickle.dumps({"row": row}))
+    hand_over(folder, {"row": observed(CASES[name], planted)})
